@@ -1,0 +1,56 @@
+# One library a folder of src/ (docs/architecture.md). hcp_library(core SOURCES a.cpp LIBRARIES ...) makes the
+# target hcp_core; TORCH gives it libtorch and the shared precompiled header. An edge that is not listed in
+# LIBRARIES does not link and does not find its headers.
+add_library(hcp_options INTERFACE)
+# -fPIC for every target alike: executables must not differ (-fPIE) or they could not share the precompiled header.
+target_compile_options(hcp_options INTERFACE -fPIC -Wall -Wextra -Wshadow -Wconversion
+    $<$<BOOL:${HCP_WERROR}>:-Werror>)
+target_include_directories(hcp_options INTERFACE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(hcp_options INTERFACE Threads::Threads fmt::fmt)
+
+add_library(hcp_torch INTERFACE)
+target_link_libraries(hcp_torch INTERFACE torch::torch_cpu $<$<BOOL:${HCP_CUDA}>:torch::torch_cuda>)
+target_include_directories(hcp_torch SYSTEM INTERFACE "${HCP_GLOO_INCLUDE}")
+target_compile_definitions(hcp_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO $<$<BOOL:${HCP_CUDA}>:HCP_CUDA>)
+target_link_options(hcp_torch INTERFACE "LINKER:--disable-new-dtags")
+list(JOIN HCP_TORCH_RUNTIME_DIRS ":" _hcp_rpath)
+target_link_options(hcp_torch INTERFACE "LINKER:-rpath,${_hcp_rpath}" "LINKER:-rpath-link,${_hcp_rpath}")
+
+# The one precompiled header: ATen, autograd's custom functions, fmt and the standard containers.
+add_library(hcp_precompiled OBJECT "${PROJECT_SOURCE_DIR}/cmake/precompiled.cpp")
+target_link_libraries(hcp_precompiled PRIVATE hcp_options hcp_torch)
+target_precompile_headers(hcp_precompiled PRIVATE "${PROJECT_SOURCE_DIR}/cmake/precompiled.h")
+
+function(hcp_use_torch target)
+    target_link_libraries(${target} PUBLIC hcp_torch)
+    target_precompile_headers(${target} REUSE_FROM hcp_precompiled)
+endfunction()
+
+function(hcp_library name)
+    cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LIBRARIES" ${ARGN})
+    add_library(hcp_${name} STATIC ${ARG_SOURCES})
+    target_link_libraries(hcp_${name} PUBLIC hcp_options ${ARG_LIBRARIES})
+    if(ARG_TORCH)
+        hcp_use_torch(hcp_${name})
+    endif()
+endfunction()
+
+# hcp_test(layout_test LABELS unit LIBRARIES hcp_layout [TORCH]) in tests/layout: layout_test.cpp, run by ctest
+function(hcp_test path)
+    cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "LABELS;LIBRARIES;SOURCES" ${ARGN})
+    get_filename_component(_name ${path} NAME)
+    if(NOT ARG_TIMEOUT)
+        set(ARG_TIMEOUT 300)
+    endif()
+    add_executable(${_name} ${path}.cpp ${ARG_SOURCES})
+    target_link_libraries(${_name} PRIVATE hcp_options ${ARG_LIBRARIES} GTest::gtest GTest::gtest_main)
+    target_include_directories(${_name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+    target_compile_definitions(${_name} PRIVATE
+        HCP_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/golden" HCP_BINARY="$<TARGET_FILE:hcp>")
+    if(ARG_TORCH)
+        hcp_use_torch(${_name})
+    endif()
+    add_test(NAME ${_name} COMMAND ${_name} WORKING_DIRECTORY "${PROJECT_BINARY_DIR}")
+    set_tests_properties(${_name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+        ENVIRONMENT "OMP_NUM_THREADS=1")
+endfunction()

@@ -1,0 +1,127 @@
+// A group of ranks that exchange tensors: a thin layer over c10d's Gloo (CPU) and NCCL (CUDA) that adds what a
+// training system needs: every wait has a timeout and its error names op, step, peer and bytes; every exchange is
+// counted per op name; ranks can compare a hash before they talk. See docs/errors.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace c10d {
+class Backend;
+class Work;
+}  // namespace c10d
+
+namespace hybridcp {
+
+/// What one op name has moved since the last reset. Messages and bytes are those that this rank sends; a
+/// collective counts one message, and the bytes that its ideal algorithm sends (docs/modes.md).
+struct OpTraffic {
+    std::int64_t messages = 0;
+    std::int64_t bytes = 0;
+    double seconds = 0.0;  // spent waiting
+};
+
+class Recorder {
+  public:
+    void add(const std::string& op, std::int64_t messages, std::int64_t bytes);
+    void add_seconds(const std::string& op, double seconds);
+    void reset() { traffic_.clear(); }
+    [[nodiscard]] const std::map<std::string, OpTraffic>& traffic() const { return traffic_; }
+    [[nodiscard]] OpTraffic of(const std::string& op) const;
+
+  private:
+    std::map<std::string, OpTraffic> traffic_;
+};
+
+/// Says which ranks of the job no longer answer; Group appends it to the message of a failed wait.
+class Liveness;
+
+struct GroupOptions {
+    int rank = 0;
+    int size = 1;
+    std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+    std::string name = "world";  // prefix of the store's keys, and the group's name in messages
+    std::string device = "cpu";  // cpu: Gloo; cuda: NCCL, in a build with HCP_CUDA
+    std::vector<int> global_ranks = {};  // of each member, for messages; empty: 0..size-1
+    std::shared_ptr<Liveness> liveness = nullptr;
+};
+
+class Group;
+
+/// A transfer in flight. It keeps its tensor alive; wait() may be called once.
+class Pending {
+  public:
+    Pending() = default;
+    /// Errors: CommError on timeout or when the peer is gone.
+    void wait();
+
+  private:
+    friend class Group;
+    Group* group_ = nullptr;
+    c10::intrusive_ptr<c10d::Work> work_;
+    at::Tensor tensor_;
+    std::string op_;
+    int peer_ = -1;
+};
+
+class Group {
+  public:
+    /// Connects the ranks through `store`. A group of one needs no store and moves nothing.
+    [[nodiscard]] static std::shared_ptr<Group> make(c10::intrusive_ptr<c10d::Store> store,
+                                                     GroupOptions options);
+    ~Group();
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+    [[nodiscard]] int rank() const { return options_.rank; }
+    [[nodiscard]] int size() const { return options_.size; }
+    [[nodiscard]] Recorder& recorder() { return recorder_; }
+    /// The training step that messages name; -1 outside one.
+    void set_step(std::int64_t step) { step_ = step; }
+
+    // Point to point. The k-th send to a peer meets that peer's k-th receive from here, so both sides must agree
+    // on the order per pair; posting never blocks. Tensors are contiguous, of equal size and dtype on both sides.
+    [[nodiscard]] Pending send(const std::string& op, const at::Tensor& tensor, int peer);
+    [[nodiscard]] Pending receive(const std::string& op, const at::Tensor& into, int peer);
+
+    /// Every rank's tensor, equal shapes: returns [P, ...].
+    [[nodiscard]] at::Tensor all_gather(const std::string& op, const at::Tensor& local);
+    /// Moves rows (dim 0): send_rows[r] of them to rank r, receive_rows[r] from it; returns the received rows, by
+    /// ascending rank. A row may have any shape and dtype; counts may be zero.
+    [[nodiscard]] at::Tensor all_to_all(const std::string& op,
+                                        const at::Tensor& rows,
+                                        const std::vector<std::int64_t>& send_rows,
+                                        const std::vector<std::int64_t>& receive_rows);
+    /// In place.
+    void all_reduce_sum(const std::string& op, at::Tensor& tensor);
+    void all_reduce_max(const std::string& op, at::Tensor& tensor);
+    void broadcast(const std::string& op, at::Tensor& tensor, int root);
+    void barrier(const std::string& op);
+
+    /// Compares `hash` on all ranks. Errors: UsageError on every rank, naming `what` and the ranks that differ.
+    void agree(std::uint64_t hash, const std::string& what);
+
+  private:
+    friend class Pending;
+    explicit Group(GroupOptions options);
+    void wait(const c10::intrusive_ptr<c10d::Work>& work, const std::string& op, int peer, std::int64_t bytes);
+    void all_reduce(const std::string& op, at::Tensor& tensor, bool maximum);
+    [[noreturn]] void fail(const std::string& op, int peer, std::int64_t bytes, const std::string& cause);
+
+    GroupOptions options_;
+    c10::intrusive_ptr<c10d::Backend> backend_;
+    Recorder recorder_;
+    std::int64_t step_ = -1;
+    std::vector<int> next_send_tag_;
+    std::vector<int> next_receive_tag_;
+};
+
+}  // namespace hybridcp

@@ -1,0 +1,68 @@
+// What can run with what. ParallelOptions holds the words of a recipe's `train.accelerator` block; check_support
+// is the one place that says yes, or names the rule that is broken and the nearest supported choice, before any
+// rank communicates. Mode (a distributed algorithm) and backend (a local implementation) are orthogonal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "hybridcp/layout.h"
+
+namespace hybridcp {
+
+enum class LinearAttentionMode { kUlysses, kP2p, kAllGather };
+enum class FullAttentionMode { kUlysses, kAllGather };
+
+struct ParallelOptions {
+    std::string device = "cpu";  // cpu | cuda
+    int dp = 1;
+    int cp = 1;
+    int tp = 1;
+    bool fsdp = false;
+    std::optional<int> ulysses_degree = std::nullopt;
+    std::string full_attention_cp_mode = "ulysses";        // ulysses | all_gather
+    std::string linear_attention_cp_mode = "ulysses";      // ulysses | p2p | all_gather
+    std::string linear_attention_gdn_backend = "eager";    // eager | reference
+    std::string sequence_layout = "contiguous";
+    std::string layout_cut = "document";                   // document | row
+    std::string linear_attention_layout = "native";
+    std::string convert_to = "folded";
+};
+
+/// The sizes that the rules look at.
+struct HeadCounts {
+    std::int64_t linear_key_heads = 1;
+    std::int64_t linear_value_heads = 1;
+    std::int64_t query_heads = 1;
+    std::int64_t kv_heads = 1;
+};
+
+struct Support {
+    bool supported = true;
+    std::string rule;     // the rule that is broken, with the values
+    std::string nearest;  // key: value of the nearest supported choice
+};
+
+/// dtype: the compute dtype's name in the recipe, fp32 | bf16.
+[[nodiscard]] Support check_support(const ParallelOptions& options,
+                                    const HeadCounts& heads,
+                                    const std::string& dtype);
+
+/// The options once checked, as enumerations.
+struct Parallel {
+    int dp = 1;
+    int cp = 1;
+    LinearAttentionMode linear_attention_mode = LinearAttentionMode::kUlysses;
+    FullAttentionMode full_attention_mode = FullAttentionMode::kUlysses;
+    bool reference_backend = false;
+    LayoutKind layout_kind = LayoutKind::kContiguous;
+    LayoutCut layout_cut = LayoutCut::kDocument;
+};
+
+/// Errors: UsageError with check_support's rule and nearest choice.
+[[nodiscard]] Parallel make_parallel(const ParallelOptions& options,
+                                     const HeadCounts& heads,
+                                     const std::string& dtype);
+
+}  // namespace hybridcp

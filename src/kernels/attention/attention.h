@@ -1,0 +1,36 @@
+// Causal grouped-query softmax attention over blocks of packed documents, block by block over the queries, so that
+// memory is one block of scores. Softmax in fp32; the log-sum-exp is returned and backward recomputes from it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace hybridcp {
+
+/// Queries [q_begin, q_end) attend keys [kv_begin, kv_end), causal and aligned at the end: the last query sees all
+/// keys, the one before it all but the last, and so on. A document's part on one rank, or all of it.
+struct AttentionBlock {
+    std::int64_t q_begin = 0;
+    std::int64_t q_end = 0;
+    std::int64_t kv_begin = 0;
+    std::int64_t kv_end = 0;
+};
+
+struct AttentionOutput {
+    at::Tensor o;    // [Tq, Hq, D] in q's dtype, zero for queries in no block
+    at::Tensor lse;  // [Tq, Hq] fp32 (fp64 for fp64), no gradient
+};
+
+/// Query head h uses KV head h / (Hq/Hkv). Differentiable in q, k and v; gradients of k and v are accumulated in
+/// fp32 over blocks.
+/// Shapes: q [Tq, Hq, D]; k, v [Tk, Hkv, D].
+/// Errors: UsageError for shapes that do not fit, or a block with more queries than keys.
+[[nodiscard]] AttentionOutput causal_attention(const at::Tensor& q,
+                                               const at::Tensor& k,
+                                               const at::Tensor& v,
+                                               const std::vector<AttentionBlock>& blocks,
+                                               double scale);
+
+}  // namespace hybridcp
