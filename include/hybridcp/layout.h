@@ -1,7 +1,8 @@
-// Which rank owns which tokens. A Layout is a value: integers only, the same on every rank, and the one
-// definition that loader, positions, labels, convolution, Gated DeltaNet, attention and loss all read. Words:
-// a *document* is a causal sequence (a row of a batch is one); a *segment* is a run of one document's tokens
-// that one rank holds; a document's *chain* is its segments in causal order. See docs/layouts.md.
+// Which rank owns which tokens. A Layout is a value: integers only, the same on every rank, and the
+// one definition that loader, positions, labels, convolution, Gated DeltaNet, attention and loss
+// all read. Words: a *document* is a causal sequence (a row of a batch is one); a *segment* is a
+// run of one document's tokens that one rank holds; a document's *chain* is its segments in causal
+// order. See docs/layouts.md.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,17 @@
 namespace hybridcp {
 
 enum class LayoutKind { kContiguous, kZigzag, kFolded };
-enum class LayoutCut { kDocument, kRow };  // is each document cut in P parts, or the flat row of all of them
+enum class LayoutCut {
+    kDocument,
+    kRow
+};  // is each document cut in P parts, or the flat row of all of them
 
 [[nodiscard]] std::string to_string(LayoutKind kind);
 [[nodiscard]] std::string to_string(LayoutCut cut);
 
-/// A run of tokens [begin, end) of document `doc` held by `rank`, which starts at `local_begin` in that rank's
-/// local order. `chain_pos` counts the document's segments from 0; empty segments are not listed.
+/// A run of tokens [begin, end) of document `doc` held by `rank`, which starts at `local_begin` in
+/// that rank's local order. `chain_pos` counts the document's segments from 0; empty segments are
+/// not listed.
 struct Segment {
     std::int64_t doc = 0;
     std::int64_t begin = 0;
@@ -36,15 +41,23 @@ struct LayoutOptions {
     LayoutCut cut = LayoutCut::kDocument;
     int num_ranks = 1;
     std::vector<std::int64_t> document_lengths;  // tokens; zero is allowed
-    /// With kContiguous and kRow only: the tokens of each rank, any sizes that add up; empty: as even as possible.
+    /// With kContiguous and kRow only: the tokens of each rank, any sizes that add up; empty: as
+    /// even as possible.
     std::vector<std::int64_t> shard_lengths = {};
 };
 
 class Layout {
   public:
-    /// Builds the layout. Errors: UsageError for a negative length, num_ranks < 1, shard lengths that do not add
-    /// up, or a kind that is not built yet (zigzag, folded).
+    /// Builds the layout. Errors: UsageError for a negative length, num_ranks < 1, shard lengths
+    /// that do not add up, or a kind that is not built yet (zigzag, folded).
     [[nodiscard]] static Layout make(const LayoutOptions& options);
+
+    /// Builds a layout from the chain of each document: pieces (begin, end, rank) in causal order;
+    /// the other fields of Segment are computed, empty pieces dropped. make() ends here, whatever
+    /// the kind. Errors: UsageError unless the pieces of each document cover it exactly and name
+    /// ranks that exist.
+    [[nodiscard]] static Layout from_chains(const LayoutOptions& options,
+                                            std::vector<std::vector<Segment>> chains);
 
     [[nodiscard]] LayoutKind kind() const { return options_.kind; }
     [[nodiscard]] LayoutCut cut() const { return options_.cut; }
@@ -54,8 +67,11 @@ class Layout {
     [[nodiscard]] const std::vector<std::int64_t>& document_lengths() const {
         return options_.document_lengths;
     }
-    /// Offset of each document in the flat order (documents one after another), [num_documents + 1].
-    [[nodiscard]] const std::vector<std::int64_t>& document_offsets() const { return document_offsets_; }
+    /// Offset of each document in the flat order (documents one after another), [num_documents +
+    /// 1].
+    [[nodiscard]] const std::vector<std::int64_t>& document_offsets() const {
+        return document_offsets_;
+    }
 
     [[nodiscard]] std::int64_t num_local_tokens(int rank) const;
     /// The segments of a rank in its local order.

@@ -1,6 +1,7 @@
-// What a rank sends and receives for one layout, computed once per batch from the chains: the halo of the causal
-// convolution, the state exchange of linear attention, and the order in which gathered tokens are put back.
-// Integers only. All indices of segments are positions in Layout::segments(rank).
+// What a rank sends and receives for one layout, computed once per batch from the chains: the halo
+// of the causal convolution, the state exchange of linear attention, and the order in which
+// gathered tokens are put back. Integers only. All indices of segments are positions in
+// Layout::segments(rank).
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,13 @@
 
 namespace hybridcp {
 
-/// Rows that move for a causal window: for each local segment the (width - 1) tokens before it in its document,
-/// from as many predecessors as it takes. Rows before the document's start stay zero.
+/// Rows that move for a causal window: for each local segment the (width - 1) tokens before it in
+/// its document, from as many predecessors as it takes. Rows before the document's start stay zero.
 struct HaloExchange {
     struct Rows {
         std::int64_t source = 0;  // first local row on the sender
-        std::int64_t halo = 0;    // first row in the receiver's halo, flat [num_segments * (width - 1)]
+        std::int64_t halo =
+            0;  // first row in the receiver's halo, flat [num_segments * (width - 1)]
         std::int64_t count = 0;
     };
     struct Message {
@@ -30,48 +32,53 @@ struct HaloExchange {
     std::vector<Rows> local;        // rows that this rank already holds
 };
 
-/// One message of boundary states: those of all documents whose chain goes from a segment at `chain_pos` on one
-/// rank to its successor on another. `segments` are the local ones (the senders or the receivers).
+/// One message of boundary states: those of all documents whose chain goes from a segment at
+/// `chain_pos` on one rank to its successor on another. `segments` are the local ones (the senders
+/// or the receivers).
 struct StateMessage {
     int peer = 0;
     std::int64_t chain_pos = 0;  // of the sending segment
     std::vector<std::int64_t> segments;
 };
 
-/// The chain links of a rank. Waits happen in ascending chain_pos forward (descending backward), so no cycle of
-/// waits exists whatever the layout.
+/// The chain links of a rank. Waits happen in ascending chain_pos forward (descending backward), so
+/// no cycle of waits exists whatever the layout.
 struct StateExchange {
-    std::vector<StateMessage> receives;            // from predecessors, ascending chain_pos, then peer
-    std::vector<StateMessage> sends;               // to successors, likewise
-    std::vector<std::int64_t> chain_pos;           // of each local segment
-    std::vector<std::int64_t> local_predecessor;   // local segment whose end state starts this one, or -1
-    std::vector<bool> has_predecessor;             // local or remote
+    std::vector<StateMessage> receives;   // from predecessors, ascending chain_pos, then peer
+    std::vector<StateMessage> sends;      // to successors, likewise
+    std::vector<std::int64_t> chain_pos;  // of each local segment
+    std::vector<std::int64_t>
+        local_predecessor;              // local segment whose end state starts this one, or -1
+    std::vector<bool> has_predecessor;  // local or remote
     std::vector<bool> has_successor;
-    std::int64_t max_chain_length = 0;             // over all documents
+    std::int64_t max_chain_length = 0;  // over all documents
 };
 
-/// The segments of all ranks that take part in an all-gather of summaries: those of documents that lie on more
-/// than one rank, but for the last of each chain. Every rank sends `slots_per_rank` slots, unused ones padded.
+/// The segments of all ranks that take part in an all-gather of summaries: those of documents of
+/// more than one segment, but for the last of each chain. Every rank sends `slots_per_rank` slots,
+/// unused ones padded.
 struct SummaryGather {
     struct Slot {
         int rank = 0;
         std::int64_t slot = 0;
     };
     std::int64_t slots_per_rank = 0;
-    std::vector<std::int64_t> local_segments;         // local segment of each slot that this rank fills
-    std::vector<std::vector<Slot>> predecessors;      // per local segment: all earlier segments, causal order
-    std::vector<std::vector<Slot>> successors;        // per local segment: all later ones, causal order (see below)
+    std::vector<std::int64_t> local_segments;  // local segment of each slot that this rank fills
+    std::vector<std::vector<Slot>>
+        predecessors;  // per local segment: all earlier segments, causal order
+    std::vector<std::vector<Slot>>
+        successors;  // per local segment: all later ones, causal order (see below)
 };
 
 [[nodiscard]] HaloExchange make_halo_exchange(const Layout& layout, int rank, int width);
 [[nodiscard]] StateExchange make_state_exchange(const Layout& layout, int rank);
 
-/// With `reverse`, the gather of gradient summaries: every segment but the first of each chain takes part, and
-/// only `successors` is filled; without it only `predecessors` is.
+/// With `reverse`, the gather of gradient summaries: every segment but the first of each chain
+/// takes part, and only `successors` is filled; without it only `predecessors` is.
 [[nodiscard]] SummaryGather make_summary_gather(const Layout& layout, int rank, bool reverse);
 
-/// Tokens gathered from all ranks, one rank after another, stand in rank-major order; entry i says which of them
-/// is token i of the flat order. Empty when that is the identity.
+/// Tokens gathered from all ranks, one rank after another, stand in rank-major order; entry i says
+/// which of them is token i of the flat order. Empty when that is the identity.
 [[nodiscard]] std::vector<std::int64_t> rank_major_to_flat(const Layout& layout);
 
 }  // namespace hybridcp
