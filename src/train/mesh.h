@@ -1,5 +1,6 @@
-// The process groups of a job: world, and the axes cp (ranks that share a sequence) and dp (ranks that share the
-// step). Global rank = dp_rank * cp + cp_rank, so the ranks of one sequence are neighbours.
+// The process groups of a job: world, and the axes cp (ranks that share a sequence) and dp (ranks
+// that share the step). Global rank = dp_rank * cp + cp_rank, so the ranks of one sequence are
+// neighbours.
 #pragma once
 
 #include <chrono>
@@ -30,6 +31,7 @@ struct MeshOptions {
 };
 
 /// Errors: UsageError when dp * cp is not the world size (naming both and the launch flag).
-[[nodiscard]] Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& options);
+[[nodiscard]] Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store,
+                             const MeshOptions& options);
 
 }  // namespace hybridcp

@@ -1,1 +1,89 @@
-// To be written.
+#include "train/optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "hybridcp/error.h"
+
+namespace hybridcp {
+
+AdamW::AdamW(std::vector<NamedParameter> parameters, AdamWOptions options)
+    : parameters_(std::move(parameters)), options_(options) {
+    for (const NamedParameter& parameter : parameters_) {
+        exp_avg_.push_back(at::zeros_like(parameter.value, at::kFloat));
+        exp_avg_sq_.push_back(at::zeros_like(parameter.value, at::kFloat));
+    }
+}
+
+void AdamW::step(double learning_rate) {
+    const at::NoGradGuard no_grad;
+    const auto [beta1, beta2] = options_.betas;
+    ++num_updates_;
+    const double correction1 = 1.0 - std::pow(beta1, num_updates_);
+    const double correction2 = 1.0 - std::pow(beta2, num_updates_);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        at::Tensor value = parameters_[i].value;
+        const at::Tensor& grad = value.grad();
+        if (!grad.defined()) {
+            throw CheckError(fmt::format("optimizer: {} has no gradient", parameters_[i].name));
+        }
+        if (value.dim() >= 2) {
+            value.mul_(1.0 - learning_rate * options_.weight_decay);
+        }
+        exp_avg_[i].mul_(beta1).add_(grad, 1.0 - beta1);
+        exp_avg_sq_[i].mul_(beta2).addcmul_(grad, grad, 1.0 - beta2);
+        const at::Tensor denominator = exp_avg_sq_[i].div(correction2).sqrt_().add_(options_.eps);
+        value.addcdiv_(exp_avg_[i], denominator, -learning_rate / correction1);
+    }
+}
+
+double gradient_norm(const std::vector<NamedParameter>& parameters) {
+    const at::NoGradGuard no_grad;
+    at::Tensor squares;
+    for (const NamedParameter& parameter : parameters) {
+        const at::Tensor& grad = parameter.value.grad();
+        if (!grad.defined() || grad.numel() == 0) {
+            continue;
+        }
+        const at::Tensor square =
+            at::linalg_vector_norm(grad, 2, std::nullopt, false, at::kDouble).square_();
+        squares = squares.defined() ? squares + square : square;
+    }
+    return squares.defined() ? std::sqrt(squares.item<double>()) : 0.0;
+}
+
+double clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+    const at::NoGradGuard no_grad;
+    const double norm = gradient_norm(parameters);
+    const double scale = max_norm / (norm + 1e-6);
+    if (max_norm > 0.0 && scale < 1.0) {
+        for (const NamedParameter& parameter : parameters) {
+            if (parameter.value.grad().defined()) {
+                parameter.value.grad().mul_(scale);
+            }
+        }
+    }
+    return norm;
+}
+
+double learning_rate_at(const ScheduleOptions& options, std::int64_t step) {
+    const std::int64_t n = step + 1;
+    if (n <= options.warmup_steps) {
+        return options.learning_rate * static_cast<double>(n) /
+               static_cast<double>(options.warmup_steps);
+    }
+    const double x = std::min(1.0, static_cast<double>(n - options.warmup_steps) /
+                                       static_cast<double>(options.steps - options.warmup_steps));
+    double factor = 1.0;
+    if (options.decay == "cosine") {
+        factor = 0.5 * (1.0 + std::cos(std::numbers::pi * x));
+    } else if (options.decay == "linear") {
+        factor = 1.0 - x;
+    }
+    return options.learning_rate * (options.min_lr_ratio + (1.0 - options.min_lr_ratio) * factor);
+}
+
+}  // namespace hybridcp
