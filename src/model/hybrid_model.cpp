@@ -1,1 +1,179 @@
-// To be written.
+// Legend: T local tokens, d hidden, Hk/Hv GDN key and value heads, K/V their dims, Hq/Hkv attention
+// heads, D head dim.
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/sigmoid.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#include "hybridcp/error.h"
+#include "hybridcp/model.h"
+#include "kernels/gdn/gate.h"
+#include "kernels/mlp/swiglu.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rotary/rotary.h"
+#include "model/checkpoint_names.h"
+#include "ops/context_parallel.h"
+
+namespace hybridcp {
+
+HybridModel::HybridModel(ModelConfig config,
+                         std::vector<NamedParameter> parameters,
+                         at::ScalarType compute_dtype)
+    : config_(std::move(config)),
+      parameters_(std::move(parameters)),
+      compute_dtype_(compute_dtype) {
+    if (compute_dtype != at::kFloat && compute_dtype != at::kBFloat16 &&
+        compute_dtype != at::kDouble) {
+        throw UsageError(fmt::format("a model cannot compute in {}: choose fp32 or bf16",
+                                     at::toString(compute_dtype)));
+    }
+    const std::vector<ParameterShape> expected = parameter_shapes(config_);
+    HCP_CHECK_EQ(parameters_.size(), expected.size(), "number of parameters of the model");
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        const auto& [name, value] = parameters_[i];
+        HCP_CHECK_EQ(name, expected[i].name, "parameter {} of the model", i);
+        HCP_CHECK(value.sizes() == at::IntArrayRef(expected[i].shape),
+                  "parameter {} must have shape [{}]", name, fmt::join(expected[i].shape, ", "));
+        HCP_CHECK(value.scalar_type() == at::kFloat && value.is_leaf(),
+                  "parameter {} must be an fp32 leaf", name);
+        index_by_name_.emplace(name, i);
+    }
+}
+
+const at::Tensor& HybridModel::parameter(const std::string& name) const {
+    const auto found = index_by_name_.find(name);
+    if (found == index_by_name_.end()) {
+        throw UsageError(fmt::format("the model has no parameter {}", name));
+    }
+    return parameters_[found->second].value;
+}
+
+at::Tensor HybridModel::head_weight() const {
+    return parameter(config_.tie_word_embeddings ? kEmbeddingName : kHeadName).to(compute_dtype_);
+}
+
+at::Tensor HybridModel::weight(std::int64_t layer, const std::string& suffix) const {
+    return parameter(layer_parameter_name(layer, suffix)).to(compute_dtype_);
+}
+
+// Norm weights, A_log and dt_bias enter in the precision of their arithmetic: fp32 (fp64 in fp64).
+at::Tensor HybridModel::exact_weight(const std::string& name) const {
+    return parameter(name).to(compute_dtype_ == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+at::Tensor HybridModel::linear_attention(const at::Tensor& x,
+                                         std::int64_t layer,
+                                         const CpContext& context) const {
+    const std::int64_t tokens = x.size(0);
+    const std::int64_t key_heads = config_.linear_num_key_heads;
+    const std::int64_t value_heads = config_.linear_num_value_heads;
+    const std::int64_t key_dim = config_.linear_key_head_dim;
+    const std::int64_t value_dim = config_.linear_value_head_dim;
+
+    const at::Tensor qkv = at::linear(x, weight(layer, "linear_attn.in_proj_qkv.weight"));
+    const at::Tensor z = at::linear(x, weight(layer, "linear_attn.in_proj_z.weight"));
+    const at::Tensor b = at::linear(x, weight(layer, "linear_attn.in_proj_b.weight"));
+    const at::Tensor a = at::linear(x, weight(layer, "linear_attn.in_proj_a.weight"));
+
+    const at::Tensor conv_weight = weight(layer, "linear_attn.conv1d.weight").squeeze(1);
+    const std::vector<at::Tensor> split =
+        causal_conv_silu_cp(qkv, conv_weight, context)
+            .split_with_sizes({key_heads * key_dim, key_heads * key_dim, value_heads * value_dim},
+                              1);
+    const GdnInputs inputs{
+        .q = split[0].reshape({tokens, key_heads, key_dim}),
+        .k = split[1].reshape({tokens, key_heads, key_dim}),
+        .v = split[2].reshape({tokens, value_heads, value_dim}),
+        .g = gdn_log_decay(a, exact_weight(layer_parameter_name(layer, "linear_attn.A_log")),
+                           exact_weight(layer_parameter_name(layer, "linear_attn.dt_bias"))),
+        .beta = gdn_beta(b)};
+    const at::Tensor o_THV =
+        gated_delta_rule_cp(inputs, GdnOptions{.chunk_size = gdn_chunk_size}, context);
+    const at::Tensor gated_THV = rms_norm_gated(
+        o_THV, z.reshape({tokens, value_heads, value_dim}),
+        exact_weight(layer_parameter_name(layer, "linear_attn.norm.weight")), config_.rms_norm_eps);
+    return at::linear(gated_THV.reshape({tokens, value_heads * value_dim}),
+                      weight(layer, "linear_attn.out_proj.weight"));
+}
+
+at::Tensor HybridModel::full_attention(const at::Tensor& x,
+                                       std::int64_t layer,
+                                       const RotaryTables& rotary,
+                                       const CpContext& context) const {
+    const std::int64_t tokens = x.size(0);
+    const std::int64_t query_heads = config_.num_attention_heads;
+    const std::int64_t kv_heads = config_.num_key_value_heads;
+    const std::int64_t dim = config_.head_dim;
+
+    // Each query head's rows are its query, then its output gate.
+    const std::vector<at::Tensor> query_and_gate =
+        at::linear(x, weight(layer, "self_attn.q_proj.weight"))
+            .reshape({tokens, query_heads, 2 * dim})
+            .split(dim, -1);
+    const at::Tensor k_projected =
+        at::linear(x, weight(layer, "self_attn.k_proj.weight")).reshape({tokens, kv_heads, dim});
+    const at::Tensor v_THD =
+        at::linear(x, weight(layer, "self_attn.v_proj.weight")).reshape({tokens, kv_heads, dim});
+
+    const auto normalise_and_rotate = [&](const at::Tensor& heads, const char* norm) {
+        return apply_partial_rotary(
+            rms_norm_zero_centered(heads, exact_weight(layer_parameter_name(layer, norm)),
+                                   config_.rms_norm_eps),
+            rotary);
+    };
+    const at::Tensor q_THD = normalise_and_rotate(query_and_gate[0], "self_attn.q_norm.weight");
+    const at::Tensor k_THD = normalise_and_rotate(k_projected, "self_attn.k_norm.weight");
+    const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
+    const at::Tensor o_THD = causal_attention_cp(q_THD, k_THD, v_THD, scale, context);
+    const at::Tensor gated_THD = o_THD * at::sigmoid(query_and_gate[1]);
+    return at::linear(gated_THD.reshape({tokens, query_heads * dim}),
+                      weight(layer, "self_attn.o_proj.weight"));
+}
+
+ForwardResult HybridModel::forward(const at::Tensor& token_ids,
+                                   const CpContext& context,
+                                   bool keep_per_layer) const {
+    HCP_CHECK(context.plan != nullptr, "forward needs the batch's plan");
+    HCP_CHECK_EQ(token_ids.dim(), 1, "token ids are the local tokens in one row");
+    HCP_CHECK_EQ(token_ids.size(0), context.plan->num_local_tokens(), "number of local token ids");
+    // Rounded through fp32 storage, so that the gradient of a repeated token is summed in fp32.
+    at::Tensor hidden = at::embedding(parameter(kEmbeddingName), token_ids).to(compute_dtype_);
+    const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
+                                                   config_.rope_theta, compute_dtype_);
+    ForwardResult result;
+    for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+        const auto norm = [&](const char* name) {
+            return rms_norm_zero_centered(hidden, exact_weight(layer_parameter_name(layer, name)),
+                                          config_.rms_norm_eps);
+        };
+        const at::Tensor mixer_input = norm("input_layernorm.weight");
+        const bool linear =
+            config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
+        hidden = hidden + (linear ? linear_attention(mixer_input, layer, context)
+                                  : full_attention(mixer_input, layer, rotary, context));
+        hidden = hidden + swiglu(norm("post_attention_layernorm.weight"),
+                                 weight(layer, "mlp.gate_proj.weight"),
+                                 weight(layer, "mlp.up_proj.weight"),
+                                 weight(layer, "mlp.down_proj.weight"));
+        if (keep_per_layer) {
+            result.per_layer.push_back(hidden.detach());
+        }
+    }
+    result.hidden =
+        rms_norm_zero_centered(hidden, exact_weight(kFinalNormName), config_.rms_norm_eps);
+    return result;
+}
+
+std::optional<std::int64_t> first_non_finite_layer(const ForwardResult& result) {
+    for (std::size_t layer = 0; layer < result.per_layer.size(); ++layer) {
+        if (!at::isfinite(result.per_layer[layer]).all().item<bool>()) {
+            return static_cast<std::int64_t>(layer);
+        }
+    }
+    return std::nullopt;
+}
+
+}  // namespace hybridcp

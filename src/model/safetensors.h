@@ -1,4 +1,5 @@
-// Reading and writing the safetensors format (8-byte header length, JSON header, raw little-endian data).
+// Reading and writing the safetensors format (8-byte header length, JSON header, raw little-endian
+// data).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,14 +15,15 @@ namespace hybridcp {
 /// One file, memory-mapped: tensors are read when asked for.
 class SafetensorsFile {
   public:
-    /// Errors: FormatError naming the file when it is missing, truncated, or its header is not valid.
+    /// Errors: FormatError naming the file when it is missing, truncated, or its header is not
+    /// valid.
     explicit SafetensorsFile(std::string path);
     ~SafetensorsFile();
     SafetensorsFile(const SafetensorsFile&) = delete;
     SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
     struct Entry {
-        at::ScalarType dtype;
+        at::ScalarType dtype = at::kFloat;
         std::vector<std::int64_t> shape;
         std::uint64_t begin = 0;  // bytes from the start of the data
         std::uint64_t end = 0;
@@ -35,6 +37,7 @@ class SafetensorsFile {
 
   private:
     void parse_header();
+    void check_ranges() const;
 
     std::string path_;
     std::map<std::string, Entry> entries_;
@@ -44,8 +47,9 @@ class SafetensorsFile {
     std::uint64_t data_offset_ = 0;
 };
 
-/// Writes tensors (any device; fp64, fp32, bf16, fp16, int64, int32, uint8, bool) to `path`, which is complete or
-/// absent (core/files.h). Errors: FormatError naming the path and the system's reason.
+/// Writes tensors (any device; fp64, fp32, bf16, fp16, int64, int32, uint8, bool) to `path`, which
+/// is complete or absent (core/files.h). Errors: FormatError naming the path and the system's
+/// reason.
 void write_safetensors(const std::string& path,
                        const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
