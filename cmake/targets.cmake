@@ -6,7 +6,8 @@ add_library(hcp_options INTERFACE)
 target_compile_options(hcp_options INTERFACE -fPIC -Wall -Wextra -Wshadow -Wconversion
     $<$<BOOL:${HCP_WERROR}>:-Werror>)
 target_include_directories(hcp_options INTERFACE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
-target_link_libraries(hcp_options INTERFACE Threads::Threads fmt::fmt)
+# Header only: torch brings an fmt of its own in its include folder, of another version than the system's library.
+target_link_libraries(hcp_options INTERFACE Threads::Threads fmt::fmt-header-only)
 
 add_library(hcp_torch INTERFACE)
 target_link_libraries(hcp_torch INTERFACE torch::torch_cpu $<$<BOOL:${HCP_CUDA}>:torch::torch_cuda>)

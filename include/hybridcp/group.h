@@ -1,6 +1,7 @@
-// A group of ranks that exchange tensors: a thin layer over c10d's Gloo (CPU) and NCCL (CUDA) that adds what a
-// training system needs: every wait has a timeout and its error names op, step, peer and bytes; every exchange is
-// counted per op name; ranks can compare a hash before they talk. See docs/errors.md.
+// A group of ranks that exchange tensors: a thin layer over c10d's Gloo (CPU) and NCCL (CUDA) that
+// adds what a training system needs: every wait has a timeout and its error names op, step, peer
+// and bytes; every exchange is counted per op name; ranks can compare a hash before they talk. See
+// docs/errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +22,9 @@ class Work;
 
 namespace hybridcp {
 
-/// What one op name has moved since the last reset. Messages and bytes are those that this rank sends; a
-/// collective counts one message, and the bytes that its ideal algorithm sends (docs/modes.md).
+/// What one op name has moved since the last reset. Messages and bytes are those that this rank
+/// sends; a collective counts one message, and the bytes that its ideal algorithm sends
+/// (docs/modes.md).
 struct OpTraffic {
     std::int64_t messages = 0;
     std::int64_t bytes = 0;
@@ -56,20 +58,22 @@ struct GroupOptions {
 
 class Group;
 
-/// A transfer in flight. It keeps its tensor alive; wait() may be called once.
+/// A transfer in flight. It keeps its tensor alive; the group must outlive it. wait() may be called
+/// once.
 class Pending {
   public:
-    Pending() = default;
+    Pending();
+    ~Pending();
+    Pending(Pending&& other) noexcept;
+    Pending& operator=(Pending&& other) noexcept;
+
     /// Errors: CommError on timeout or when the peer is gone.
     void wait();
 
   private:
     friend class Group;
-    Group* group_ = nullptr;
-    c10::intrusive_ptr<c10d::Work> work_;
-    at::Tensor tensor_;
-    std::string op_;
-    int peer_ = -1;
+    struct Transfer;
+    std::unique_ptr<Transfer> transfer_;
 };
 
 class Group {
@@ -87,15 +91,16 @@ class Group {
     /// The training step that messages name; -1 outside one.
     void set_step(std::int64_t step) { step_ = step; }
 
-    // Point to point. The k-th send to a peer meets that peer's k-th receive from here, so both sides must agree
-    // on the order per pair; posting never blocks. Tensors are contiguous, of equal size and dtype on both sides.
+    // Point to point. The k-th send to a peer meets that peer's k-th receive from here, so both
+    // sides must agree on the order per pair; posting never blocks. Tensors are contiguous, of
+    // equal size and dtype on both sides.
     [[nodiscard]] Pending send(const std::string& op, const at::Tensor& tensor, int peer);
     [[nodiscard]] Pending receive(const std::string& op, const at::Tensor& into, int peer);
 
     /// Every rank's tensor, equal shapes: returns [P, ...].
     [[nodiscard]] at::Tensor all_gather(const std::string& op, const at::Tensor& local);
-    /// Moves rows (dim 0): send_rows[r] of them to rank r, receive_rows[r] from it; returns the received rows, by
-    /// ascending rank. A row may have any shape and dtype; counts may be zero.
+    /// Moves rows (dim 0): send_rows[r] of them to rank r, receive_rows[r] from it; returns the
+    /// received rows, by ascending rank. A row may have any shape and dtype; counts may be zero.
     [[nodiscard]] at::Tensor all_to_all(const std::string& op,
                                         const at::Tensor& rows,
                                         const std::vector<std::int64_t>& send_rows,
@@ -106,17 +111,27 @@ class Group {
     void broadcast(const std::string& op, at::Tensor& tensor, int root);
     void barrier(const std::string& op);
 
-    /// Compares `hash` on all ranks. Errors: UsageError on every rank, naming `what` and the ranks that differ.
+    /// Compares `hash` on all ranks. Errors: UsageError on every rank, naming `what` and the ranks
+    /// that differ.
     void agree(std::uint64_t hash, const std::string& what);
 
   private:
     friend class Pending;
+    struct Wait;  // what an error message says about a wait
     explicit Group(GroupOptions options);
-    void wait(const c10::intrusive_ptr<c10d::Work>& work, const std::string& op, int peer, std::int64_t bytes);
+    [[nodiscard]] int peer_name(int peer) const;
+    [[nodiscard]] Pending post(const std::string& op,
+                               const at::Tensor& tensor,
+                               int peer,
+                               bool is_send);
+    void wait(const c10::intrusive_ptr<c10d::Work>& work, const Wait& what);
+    template <typename Start>
+    void collective(const std::string& op, std::int64_t bytes, const Start& start);
     void all_reduce(const std::string& op, at::Tensor& tensor, bool maximum);
-    [[noreturn]] void fail(const std::string& op, int peer, std::int64_t bytes, const std::string& cause);
+    [[noreturn]] void fail(const Wait& what, double seconds, const std::string& cause);
 
     GroupOptions options_;
+    at::Device device_;
     c10::intrusive_ptr<c10d::Backend> backend_;
     Recorder recorder_;
     std::int64_t step_ = -1;

@@ -1,1 +1,1 @@
-// To be written.
+#include "comm/launch_environment.h"

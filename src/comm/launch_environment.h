@@ -1,5 +1,5 @@
-// Who this process is in the job: read from the variables of torchrun (or `hcp --nproc`), Slurm or Open MPI, and
-// the store through which the ranks find each other.
+// Who this process is in the job: read from the variables of torchrun (or `hcp --nproc`), Slurm or
+// Open MPI, and the store through which the ranks find each other.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,15 @@ struct LaunchEnvironment {
     int world_size = 1;
     int local_rank = 0;
     std::string master_addr = "127.0.0.1";
-    int master_port = 0;             // 0: a single process that needs no store
-    bool store_is_external = false;  // the launcher hosts the store (TORCHELASTIC_USE_AGENT_STORE=True)
-    std::string source = "single";   // single | torchrun | slurm | openmpi, for messages
+    int master_port = 0;  // 0: a single process that needs no store
+    bool store_is_external =
+        false;  // the launcher hosts the store (TORCHELASTIC_USE_AGENT_STORE=True)
+    std::string source = "single";  // single | torchrun | slurm | openmpi, for messages
 };
 
-/// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; else SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID;
-/// else OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK; else a single process.
-/// Errors: UsageError naming the variable that is missing, not a number, or out of range.
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; else SLURM_PROCID, SLURM_NTASKS,
+/// SLURM_LOCALID; else OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK; else a single process. Errors:
+/// UsageError naming the variable that is missing, not a number, or out of range.
 [[nodiscard]] LaunchEnvironment read_launch_environment();
 
 /// Connects to (rank 0 without an external store: hosts) the TCP store at master_addr:master_port.

@@ -1,13 +1,11 @@
-// A heartbeat per rank in the job's store, so that a rank whose wait failed can say which rank is gone: Gloo
-// reports the neighbour that broke the connection, which is often only the first one to notice.
+// A heartbeat per rank in the job's store, so that a rank whose wait failed can say which rank is
+// gone: Gloo reports the neighbour that broke the connection, which is often only the first one to
+// notice.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -15,29 +13,33 @@
 
 namespace hybridcp {
 
+/// Longer than two beats: how long Group watches for heartbeats after a wait has failed.
+inline constexpr std::chrono::milliseconds kLivenessPatience{2500};
+
 class Liveness {
   public:
     /// Beats once a second from its own thread, over its own connection to the store.
-    Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
+    Liveness(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size);
+    /// Never waits for a store that does not answer for more than a moment.
     ~Liveness();
     Liveness(const Liveness&) = delete;
     Liveness& operator=(const Liveness&) = delete;
 
-    /// The ranks whose heartbeat does not move within `patience`, and that did not end well. Empty when the store
-    /// itself does not answer.
+    /// Called after a wait has failed: the ranks whose heartbeat does not move within `patience`,
+    /// and that neither ended well nor noticed a failure themselves. Empty when the store itself
+    /// does not answer.
     [[nodiscard]] std::vector<int> silent_ranks(std::chrono::milliseconds patience);
     /// Records that this rank has ended as it should, so that others do not call it silent.
     void finish();
 
   private:
-    void beat();
+    struct Shared;
+    static void beat(const std::shared_ptr<Shared>& shared);
+    void settle();
+    [[nodiscard]] std::vector<std::int64_t> read_counters();
 
-    c10::intrusive_ptr<c10d::Store> store_;
     int rank_;
-    int world_size_;
-    bool stop_ = false;
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    std::shared_ptr<Shared> shared_;  // with the thread, which outlives this when the store hangs
     std::thread thread_;
 };
 

@@ -1,0 +1,68 @@
+#include "comm/backend.h"
+
+#include <cstdlib>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#ifdef HCP_CUDA
+#define USE_C10D_NCCL
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include "hybridcp/error.h"
+
+namespace hybridcp {
+
+namespace {
+
+std::shared_ptr<gloo::transport::Device> gloo_device() {
+    using c10d::ProcessGroupGloo;
+    if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr) {
+        return ProcessGroupGloo::createDeviceForInterface(interface);
+    }
+    const char* master = std::getenv("MASTER_ADDR");
+    const std::string address = master == nullptr ? "127.0.0.1" : master;
+    if (address == "localhost" || address == "::1" || address.starts_with("127.")) {
+        return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    }
+    return ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+at::Device group_device(const GroupOptions& options) {
+    if (options.device == "cpu") {
+        return at::Device(at::kCPU);
+    }
+    if (options.device != "cuda" && !options.device.starts_with("cuda:")) {
+        throw UsageError(fmt::format("group '{}': unknown device '{}': use cpu or cuda",
+                                     options.name, options.device));
+    }
+#ifdef HCP_CUDA
+    const at::Device device(options.device);
+    return device.has_index() ? device : at::Device(at::kCUDA, c10::cuda::current_device());
+#else
+    throw UsageError("this build has no CUDA: configure with HCP_CUDA=ON, or device: cpu");
+#endif
+}
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                               const GroupOptions& options) {
+    auto group_store = c10::make_intrusive<c10d::PrefixStore>("group/" + options.name, store);
+#ifdef HCP_CUDA
+    if (group_device(options).is_cuda()) {
+        auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+        nccl_options->timeout = options.timeout;
+        return c10::make_intrusive<c10d::ProcessGroupNCCL>(group_store, options.rank, options.size,
+                                                           nccl_options);
+    }
+#endif
+    auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
+    gloo_options->devices.push_back(gloo_device());
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(group_store, options.rank, options.size,
+                                                       gloo_options);
+}
+
+}  // namespace hybridcp
