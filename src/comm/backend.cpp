@@ -30,6 +30,15 @@ std::shared_ptr<gloo::transport::Device> gloo_device() {
     return ProcessGroupGloo::createDefaultDevice();
 }
 
+// The first line of a message, without the "[file:line] " that Gloo puts before it.
+std::string one_line(const std::string& message) {
+    std::string line = message.substr(0, message.find('\n'));
+    if (line.starts_with("[") && line.find("] ") != std::string::npos) {
+        line = line.substr(line.find("] ") + 2);
+    }
+    return line;
+}
+
 }  // namespace
 
 at::Device group_device(const GroupOptions& options) {
@@ -63,6 +72,11 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
     gloo_options->devices.push_back(gloo_device());
     return c10::make_intrusive<c10d::ProcessGroupGloo>(group_store, options.rank, options.size,
                                                        gloo_options);
+}
+
+std::string cause_of(const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    return one_line(torch_error != nullptr ? torch_error->msg() : error.what());
 }
 
 }  // namespace hybridcp

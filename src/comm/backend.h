@@ -1,6 +1,9 @@
 // Chooses and connects the c10d backend of a group; the only place that knows Gloo and NCCL.
 #pragma once
 
+#include <exception>
+#include <string>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -18,5 +21,9 @@ namespace hybridcp {
 /// whatever the backend throws when a rank does not come.
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_backend(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+
+/// What an exception of c10d or Gloo says, in one line and without where in their sources it was
+/// thrown.
+[[nodiscard]] std::string cause_of(const std::exception& error);
 
 }  // namespace hybridcp

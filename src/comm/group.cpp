@@ -32,20 +32,6 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
     return tensor.detach().view(-1).view(at::kByte);
 }
 
-// The first line of a message, without the "[file:line] " that Gloo puts before it.
-std::string one_line(const std::string& message) {
-    std::string line = message.substr(0, message.find('\n'));
-    if (line.starts_with("[") && line.find("] ") != std::string::npos) {
-        line = line.substr(line.find("] ") + 2);
-    }
-    return line;
-}
-
-std::string cause_of(const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    return one_line(torch_error != nullptr ? torch_error->msg() : error.what());
-}
-
 }  // namespace
 
 void Recorder::add(const std::string& op, std::int64_t messages, std::int64_t bytes) {

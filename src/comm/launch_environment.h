@@ -18,6 +18,8 @@ struct LaunchEnvironment {
     int master_port = 0;  // 0: a single process that needs no store
     bool store_is_external =
         false;  // the launcher hosts the store (TORCHELASTIC_USE_AGENT_STORE=True)
+    int attempt =
+        0;  // of an elastic launcher, whose store still holds the keys of the earlier ones
     std::string source = "single";  // single | torchrun | slurm | openmpi, for messages
 };
 
