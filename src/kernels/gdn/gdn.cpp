@@ -1,1 +1,134 @@
-// To be written.
+#include "kernels/gdn/gdn.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#include "hybridcp/error.h"
+#include "kernels/gdn/backends.h"
+
+namespace hybridcp {
+namespace {
+
+std::string shape_text(at::IntArrayRef shape) {
+    return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+void check_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
+    if (!tensor.defined()) {
+        throw UsageError(
+            fmt::format("gdn: {} is undefined; it must have shape {}", name, shape_text(shape)));
+    }
+    if (tensor.sizes() != shape) {
+        throw UsageError(fmt::format("gdn: {} has shape {}; it must have shape {}", name,
+                                     shape_text(tensor.sizes()), shape_text(shape)));
+    }
+}
+
+void check_shapes(const GdnInputs& in) {
+    for (const auto& [tensor, name] : {std::pair{&in.q, "q"}, std::pair{&in.v, "v"}}) {
+        if (!tensor->defined() || tensor->dim() != 3) {
+            throw UsageError(fmt::format("gdn: {} must have shape [tokens, heads, dim]", name));
+        }
+    }
+    const std::int64_t value_heads = in.v.size(1);
+    check_shape(in.k, "k", in.q.sizes());
+    check_shape(in.v, "v", {in.q.size(0), value_heads, in.v.size(2)});
+    check_shape(in.g, "g", {in.q.size(0), value_heads});
+    check_shape(in.beta, "beta", {in.q.size(0), value_heads});
+    if (in.q.size(1) == 0 || value_heads == 0 || value_heads % in.q.size(1) != 0) {
+        throw UsageError(
+            fmt::format("gdn: {} value heads cannot share {} key heads; the number of "
+                        "value heads must be a multiple of that of key heads",
+                        value_heads, in.q.size(1)));
+    }
+    if (in.q.size(2) == 0 || in.v.size(2) == 0) {
+        throw UsageError("gdn: head dims of q, k and v must not be 0");
+    }
+}
+
+void check_dtypes(const GdnInputs& in) {
+    const auto is_activation = [](at::ScalarType type) {
+        return type == at::kFloat || type == at::kBFloat16 || type == at::kDouble;
+    };
+    const at::ScalarType type = in.q.scalar_type();
+    if (!is_activation(type) || in.k.scalar_type() != type || in.v.scalar_type() != type ||
+        !is_activation(in.beta.scalar_type())) {
+        throw UsageError(
+            fmt::format("gdn: q, k, v and beta are {}, {}, {} and {}; q, k and v must share one of "
+                        "float, bfloat16 "
+                        "and double, and beta be one of them",
+                        c10::toString(type), c10::toString(in.k.scalar_type()),
+                        c10::toString(in.v.scalar_type()), c10::toString(in.beta.scalar_type())));
+    }
+    if (in.g.scalar_type() != at::kFloat && in.g.scalar_type() != at::kDouble) {
+        throw UsageError(fmt::format("gdn: g is {}; log decays must be float or double",
+                                     c10::toString(in.g.scalar_type())));
+    }
+    for (const at::Tensor* tensor : {&in.k, &in.v, &in.g, &in.beta}) {
+        if (tensor->device() != in.q.device()) {
+            throw UsageError(fmt::format("gdn: inputs are on {} and {}; they must be on one device",
+                                         in.q.device().str(), tensor->device().str()));
+        }
+    }
+}
+
+void check_offsets(const std::vector<std::int64_t>& offsets, std::int64_t num_tokens) {
+    if (offsets.empty() || offsets.front() != 0) {
+        throw UsageError("gdn: segment offsets must start at 0");
+    }
+    for (std::size_t i = 1; i < offsets.size(); ++i) {
+        if (offsets[i] < offsets[i - 1]) {
+            throw UsageError(fmt::format("gdn: segment offsets decrease from {} to {} at entry {}",
+                                         offsets[i - 1], offsets[i], i));
+        }
+    }
+    if (offsets.back() > num_tokens) {
+        throw UsageError(fmt::format("gdn: segment offsets end at {}, but there are {} tokens",
+                                     offsets.back(), num_tokens));
+    }
+}
+
+}  // namespace
+
+namespace gdn {
+
+void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
+    if (tensor.defined()) {
+        check_shape(tensor, name, shape);
+    }
+}
+
+}  // namespace gdn
+
+std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
+                                       const GdnInputs& inputs,
+                                       const std::vector<std::int64_t>& segment_offsets,
+                                       const GdnOptions& options) {
+    check_shapes(inputs);
+    check_dtypes(inputs);
+    check_offsets(segment_offsets, inputs.q.size(0));
+    if (options.chunk_size < 1 || options.chunk_size > 256) {
+        throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
+                                     options.chunk_size));
+    }
+    gdn::Problem problem{
+        .inputs = {.q = inputs.q.detach(),
+                   .k = inputs.k.detach(),
+                   .v = inputs.v.detach(),
+                   .g = inputs.g.detach(),
+                   .beta = inputs.beta.detach()},
+        .offsets = segment_offsets,
+        .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
+        .use_qk_l2norm = options.use_qk_l2norm,
+        .chunk_size = options.chunk_size};
+    switch (backend) {
+        case GdnBackend::kReference:
+            return gdn::make_reference_call(std::move(problem));
+        case GdnBackend::kEager:
+            return gdn::make_eager_call(std::move(problem));
+    }
+    throw UsageError("gdn: unknown backend; choose reference or eager");
+}
+
+}  // namespace hybridcp

@@ -1,9 +1,10 @@
-// Gated DeltaNet over packed local segments: the contract that every backend fulfils (docs/numerics.md has the
-// tolerances, docs/kernels.md the maths). One value head h reads key head h / (Hv/Hqk). Per token, in fp32 or better:
+// Gated DeltaNet over packed local segments: the contract that every backend fulfils
+// (docs/numerics.md has the tolerances, docs/kernels.md the maths). One value head h reads key head
+// h / (Hv/Hqk). Per token, in fp32 or better:
 //     S <- exp(g) S;   u = beta (v - S^T k^);   S <- S + k^ u^T;   o = S^T q^
-// with k^ = k rsqrt(|k|^2 + 1e-6), q^ = scale * q rsqrt(|q|^2 + 1e-6). A segment maps its start state to its end
-// state by S_end = M S_start + S; the summary (S, M) is all that other ranks need of it.
-// Legend: T local tokens, N segments, Hqk/Hv key and value heads, K/V their dims.
+// with k^ = k rsqrt(|k|^2 + 1e-6), q^ = scale * q rsqrt(|q|^2 + 1e-6). A segment maps its start
+// state to its end state by S_end = M S_start + S; the summary (S, M) is all that other ranks need
+// of it. Legend: T local tokens, N segments, Hqk/Hv key and value heads, K/V their dims.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,10 +48,11 @@ struct GdnGradients {
     at::Tensor dS_start;               // [N, Hv, K, V]
 };
 
-/// One call over one set of inputs (taken without autograd). It keeps what its methods share, so that summary()
-/// followed by forward() prepares once; backward() and gradient_summary() need forward() first and may be called
-/// more than once. States are fp32 (fp64 in `reference`). Segments are [offsets[i], offsets[i+1]), empty ones
-/// allowed; tokens from offsets.back() on are padding: outputs and gradients there are exactly zero.
+/// One call over one set of inputs (taken without autograd). It keeps what its methods share, so
+/// that summary() followed by forward() prepares once; backward() and gradient_summary() need
+/// forward() first and may be called more than once. States are fp32 (fp64 in `reference`).
+/// Segments are [offsets[i], offsets[i+1]), empty ones allowed; tokens from offsets.back() on are
+/// padding: outputs and gradients there are exactly zero.
 class GdnCall {
   public:
     virtual ~GdnCall() = default;
@@ -60,14 +62,16 @@ class GdnCall {
     /// Gradient of the segment's own outputs with respect to its start state, [N, Hv, K, V].
     [[nodiscard]] virtual at::Tensor gradient_summary(const at::Tensor& d_o) = 0;
     /// d_o: [T, Hv, V] or undefined for zeros; dS_end: [N, Hv, K, V] or undefined for zeros.
-    [[nodiscard]] virtual GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) = 0;
+    [[nodiscard]] virtual GdnGradients backward(const at::Tensor& d_o,
+                                                const at::Tensor& dS_end) = 0;
 };
 
-/// Errors: UsageError for shapes that do not fit, Hv not a multiple of Hqk, offsets that do not start at 0 or
-/// decrease or exceed T, or a dtype that is not supported.
-[[nodiscard]] std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
-                                                     const GdnInputs& inputs,
-                                                     const std::vector<std::int64_t>& segment_offsets,
-                                                     const GdnOptions& options);
+/// Errors: UsageError for shapes that do not fit, Hv not a multiple of Hqk, offsets that do not
+/// start at 0 or decrease or exceed T, or a dtype that is not supported.
+[[nodiscard]] std::shared_ptr<GdnCall> make_gdn_call(
+    GdnBackend backend,
+    const GdnInputs& inputs,
+    const std::vector<std::int64_t>& segment_offsets,
+    const GdnOptions& options);
 
 }  // namespace hybridcp

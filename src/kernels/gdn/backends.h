@@ -1,0 +1,35 @@
+// What make_gdn_call hands to a backend: a checked problem. Internal to this folder.
+#pragma once
+
+#include "kernels/gdn/gdn.h"
+
+namespace hybridcp::gdn {
+
+/// The token gates below this log decay are a full reset: e^-1000 is 0 in fp32 and in fp64, and
+/// sums of a chunk's gates stay far from where fp64 loses digits.
+constexpr double kLogDecayFloor = -1000.0;
+
+struct Problem {
+    GdnInputs inputs;  // detached
+    std::vector<std::int64_t> offsets;
+    double scale = 1.0;
+    bool use_qk_l2norm = true;
+    std::int64_t chunk_size = 64;
+
+    [[nodiscard]] std::int64_t num_tokens() const { return inputs.q.size(0); }
+    [[nodiscard]] std::int64_t num_segments() const {
+        return static_cast<std::int64_t>(offsets.size()) - 1;
+    }
+    [[nodiscard]] std::int64_t key_heads() const { return inputs.q.size(1); }
+    [[nodiscard]] std::int64_t value_heads() const { return inputs.v.size(1); }
+    [[nodiscard]] std::int64_t key_dim() const { return inputs.q.size(2); }
+    [[nodiscard]] std::int64_t value_dim() const { return inputs.v.size(2); }
+};
+
+/// Errors: UsageError naming the argument when it is defined and its shape is not `shape`.
+void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef shape);
+
+[[nodiscard]] std::shared_ptr<GdnCall> make_reference_call(Problem problem);
+[[nodiscard]] std::shared_ptr<GdnCall> make_eager_call(Problem problem);
+
+}  // namespace hybridcp::gdn
