@@ -1,1 +1,68 @@
-// To be written.
+#include "kernels/mlp/swiglu.h"
+
+#include <fmt/ranges.h>
+
+#include "hybridcp/error.h"
+
+namespace hybridcp {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Written out because autograd would keep silu(a) and silu(a) * b too: two more [T, F] tensors a
+// layer.
+struct Swiglu : torch::autograd::Function<Swiglu> {
+    static at::Tensor forward(AutogradContext* context,
+                              const at::Tensor& x,
+                              const at::Tensor& gate,
+                              const at::Tensor& up,
+                              const at::Tensor& down) {
+        const at::Tensor a = at::mm(x, gate.t());  // [T, F]
+        const at::Tensor b = at::mm(x, up.t());
+        context->save_for_backward({x, gate, up, down, a, b});
+        return at::mm(at::silu(a).mul_(b), down.t());
+    }
+
+    static variable_list backward(AutogradContext* context, variable_list gradients) {
+        const variable_list saved = context->get_saved_variables();
+        const at::Tensor &x = saved[0], &gate = saved[1], &up = saved[2], &down = saved[3];
+        const at::Tensor &a = saved[4], &b = saved[5], &dy = gradients[0];
+        const at::Tensor activated = at::silu(a);
+        at::Tensor dx, d_gate, d_up, d_down;
+        if (context->needs_input_grad(3)) {
+            d_down = at::mm(dy.t(), activated * b);
+        }
+        const at::Tensor d_hidden = at::mm(dy, down);  // [T, F]
+        const at::Tensor db = d_hidden * activated;
+        const at::Tensor da = at::silu_backward(d_hidden * b, a);
+        if (context->needs_input_grad(0)) {
+            dx = at::addmm(at::mm(da, gate), db, up);
+        }
+        if (context->needs_input_grad(1)) {
+            d_gate = at::mm(da.t(), x);
+        }
+        if (context->needs_input_grad(2)) {
+            d_up = at::mm(db.t(), x);
+        }
+        return {dx, d_gate, d_up, d_down};
+    }
+};
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& x,
+                  const at::Tensor& gate,
+                  const at::Tensor& up,
+                  const at::Tensor& down) {
+    HCP_CHECK(x.dim() == 2 && gate.dim() == 2 && up.sizes() == gate.sizes() && down.dim() == 2 &&
+                  gate.size(1) == x.size(1) && down.size(0) == x.size(1) &&
+                  down.size(1) == gate.size(0),
+              "swiglu: x [T, d], gate and up [F, d], down [d, F] do not fit, got {}, {}, {} and {}",
+              fmt::join(x.sizes(), "x"), fmt::join(gate.sizes(), "x"), fmt::join(up.sizes(), "x"),
+              fmt::join(down.sizes(), "x"));
+    return Swiglu::apply(x, gate, up, down);
+}
+
+}  // namespace hybridcp
