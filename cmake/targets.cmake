@@ -1,6 +1,6 @@
 # One library a folder of src/ (docs/architecture.md). hcp_library(core SOURCES a.cpp LIBRARIES ...) makes the
-# target hcp_core; TORCH gives it libtorch and the shared precompiled header. An edge that is not listed in
-# LIBRARIES does not link and does not find its headers.
+# target hcp_core; TORCH gives it libtorch and the shared precompiled header. tools/check_layers.py, part of
+# make lint, refuses an include of a folder that LIBRARIES does not reach.
 add_library(hcp_options INTERFACE)
 # -fPIC for every target alike: executables must not differ (-fPIE) or they could not share the precompiled header.
 target_compile_options(hcp_options INTERFACE -fPIC -Wall -Wextra -Wshadow -Wconversion

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks format, size, characters and folder names of tracked files, then clang-tidy. Fails after all checks ran.
+# Checks format, sizes, characters, folder names and layers of tracked files, then clang-tidy; fails at the end.
 #   tools/lint.sh BUILD_FOLDER [--full]
 # clang-tidy takes some 30 s for a file that includes libtorch, so it reads those with --full only.
 set -euo pipefail
@@ -41,9 +41,13 @@ check_lengths() {
 }
 
 check_text() {
-    ! git grep -nIP '[^\x00-\x7F]' -- . || complain "characters that are not ASCII, in the lines above"
+    ! git grep -nI '[^[:space:] -~]' -- . || complain "characters that are not ASCII, in the lines above"
     ! git ls-files | grep -E '(^|/)(utils|misc|common|legacy)/' ||
         complain "folder names that say nothing, above: name what the files do"
+}
+
+check_layers() {
+    python3 tools/check_layers.py || complain "layers: in the lines above a folder includes one it does not link"
 }
 
 # Files of the build, one a line; those compiled with the precompiled header include libtorch.
@@ -63,6 +67,7 @@ check_tidy() {
 check_format
 check_lengths
 check_text
+check_layers
 check_tidy
 ((failed == 0)) && echo "lint: nothing to complain about"
 exit "$failed"
