@@ -13,9 +13,8 @@
 
 namespace hybridcp {
 
-/// Several beats, since a busy machine may delay one: how long Group watches for heartbeats after a
-/// wait has failed.
-inline constexpr std::chrono::milliseconds kLivenessPatience{3000};
+/// Longer than two beats: how long Group watches for heartbeats after a wait has failed.
+inline constexpr std::chrono::milliseconds kLivenessPatience{2500};
 
 class Liveness {
   public:
@@ -36,7 +35,7 @@ class Liveness {
   private:
     struct Shared;
     static void beat(const std::shared_ptr<Shared>& shared);
-    [[nodiscard]] bool settle();
+    void settle();
     [[nodiscard]] std::vector<std::int64_t> read_counters();
 
     int rank_;

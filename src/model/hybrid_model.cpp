@@ -1,5 +1,6 @@
 // Legend: T local tokens, d hidden, Hk/Hv GDN key and value heads, K/V their dims, Hq/Hkv attention
 // heads, D head dim.
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linear.h>
@@ -139,7 +140,15 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
     HCP_CHECK(context.plan != nullptr, "forward needs the batch's plan");
     HCP_CHECK_EQ(token_ids.dim(), 1, "token ids are the local tokens in one row");
     HCP_CHECK_EQ(token_ids.size(0), context.plan->num_local_tokens(), "number of local token ids");
-    // Rounded through fp32 storage, so that the gradient of a repeated token is summed in fp32.
+    if (token_ids.is_cpu() && token_ids.numel() > 0) {  // on other devices it would wait for them
+        const auto [least, largest] = at::aminmax(token_ids);
+        HCP_CHECK(
+            least.item<std::int64_t>() >= 0 && largest.item<std::int64_t>() < config_.vocab_size,
+            "token ids from {} to {} do not fit the vocabulary of {}", least.item<std::int64_t>(),
+            largest.item<std::int64_t>(), config_.vocab_size);
+    }
+    // Looked up in fp32 and then rounded, so that the gradient of a repeated token is summed in
+    // fp32.
     at::Tensor hidden = at::embedding(parameter(kEmbeddingName), token_ids).to(compute_dtype_);
     const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
                                                    config_.rope_theta, compute_dtype_);
