@@ -1,5 +1,5 @@
-// The precompiled header of every file that includes libtorch (docs/architecture.md, build). Only headers that
-// most of those files need belong here; torch/torch.h never does (30 s a file).
+// The precompiled header of every file that includes libtorch (docs/architecture.md, build). Only
+// headers that most of those files need belong here; torch/torch.h never does (30 s a file).
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,10 +1,15 @@
 # One library a folder of src/ (docs/architecture.md). hcp_library(core SOURCES a.cpp LIBRARIES ...) makes the
-# target hcp_core; TORCH gives it libtorch and the shared precompiled header. An edge that is not listed in
-# LIBRARIES does not link and does not find its headers.
+# target hcp_core; TORCH gives it libtorch and the shared precompiled header. tools/check_layers.py, part of
+# make lint, refuses an include of a folder that LIBRARIES does not reach.
 add_library(hcp_options INTERFACE)
 # -fPIC for every target alike: executables must not differ (-fPIE) or they could not share the precompiled header.
 target_compile_options(hcp_options INTERFACE -fPIC -Wall -Wextra -Wshadow -Wconversion
     $<$<BOOL:${HCP_WERROR}>:-Werror>)
+# HCP_SANITIZE=address,undefined or thread (CMakePresets.json): libtorch itself is not instrumented.
+if(HCP_SANITIZE)
+    target_compile_options(hcp_options INTERFACE -fsanitize=${HCP_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(hcp_options INTERFACE -fsanitize=${HCP_SANITIZE})
+endif()
 target_include_directories(hcp_options INTERFACE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
 # Header only: torch brings an fmt of its own in its include folder, of another version than the system's library.
 target_link_libraries(hcp_options INTERFACE Threads::Threads fmt::fmt-header-only)

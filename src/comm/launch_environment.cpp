@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -129,6 +130,12 @@ c10::intrusive_ptr<c10d::Store> host_store(int& port) {
         return store;
     } catch (const std::exception& error) {
         throw CommError(fmt::format("cannot host a store on a local port: {}", cause_of(error)));
+    }
+}
+
+void quiet_backend_logs() {
+    if (!is_set("TORCH_CPP_LOG_LEVEL")) {
+        FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     }
 }
 

@@ -36,4 +36,8 @@ struct LaunchEnvironment {
 /// Hosts a TCP store on a free local port for local ranks to connect to; sets `port`.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> host_store(int& port);
 
+/// For a program that reports errors in one line: keeps c10d from printing the stack traces of its
+/// own exceptions, unless the user asked for its log with TORCH_CPP_LOG_LEVEL.
+void quiet_backend_logs();
+
 }  // namespace hybridcp

@@ -97,16 +97,16 @@ void Liveness::beat(const std::shared_ptr<Shared>& shared) {
     shared->answered.notify_all();
 }
 
-void Liveness::settle() {
+bool Liveness::settle() {
     std::unique_lock lock(shared_->mutex);
     shared_->settle = true;
     shared_->wake.notify_all();
-    shared_->answered.wait_for(lock, kStorePatience,
-                               [&] { return shared_->settled || shared_->ended; });
+    return shared_->answered.wait_for(lock, kStorePatience,
+                                      [&] { return shared_->settled || shared_->ended; });
 }
 
 void Liveness::finish() {
-    settle();
+    (void)settle();
 }
 
 std::vector<std::int64_t> Liveness::read_counters() {
@@ -119,7 +119,9 @@ std::vector<std::int64_t> Liveness::read_counters() {
 }
 
 std::vector<int> Liveness::silent_ranks(std::chrono::milliseconds patience) {
-    settle();
+    if (!settle()) {
+        return {};
+    }
     const std::vector<std::int64_t> before = read_counters();
     std::this_thread::sleep_for(patience);
     const std::vector<std::int64_t> after = read_counters();

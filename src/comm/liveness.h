@@ -13,8 +13,9 @@
 
 namespace hybridcp {
 
-/// Longer than two beats: how long Group watches for heartbeats after a wait has failed.
-inline constexpr std::chrono::milliseconds kLivenessPatience{2500};
+/// Several beats, since a busy machine may delay one: how long Group watches for heartbeats after a
+/// wait has failed.
+inline constexpr std::chrono::milliseconds kLivenessPatience{3000};
 
 class Liveness {
   public:
@@ -35,7 +36,7 @@ class Liveness {
   private:
     struct Shared;
     static void beat(const std::shared_ptr<Shared>& shared);
-    void settle();
+    [[nodiscard]] bool settle();
     [[nodiscard]] std::vector<std::int64_t> read_counters();
 
     int rank_;
