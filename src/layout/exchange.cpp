@@ -150,11 +150,13 @@ SummaryGather make_summary_gather(const Layout& layout, int rank, bool reverse) 
                 continue;
             }
             const auto index = static_cast<std::size_t>(chain[i].index);
-            const auto split = slots.begin() + static_cast<std::ptrdiff_t>(i);
+            const auto split = slots.cbegin() + static_cast<std::ptrdiff_t>(i);
             if (reverse) {
-                gather.successors[index].assign(split, slots.end());
+                gather.successors[index].assign(split, slots.cend());
             } else {
-                gather.predecessors[index].assign(slots.begin(), split);
+                gather.predecessors[index].assign(slots.cbegin(), split);
+                gather.successors[index].assign(split == slots.cend() ? split : split + 1,
+                                                slots.cend());
             }
         }
     });

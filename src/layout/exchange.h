@@ -67,14 +67,15 @@ struct SummaryGather {
     std::vector<std::vector<Slot>>
         predecessors;  // per local segment: all earlier segments, causal order
     std::vector<std::vector<Slot>>
-        successors;  // per local segment: all later ones, causal order (see below)
+        successors;  // per local segment: all later participants, causal order
 };
 
 [[nodiscard]] HaloExchange make_halo_exchange(const Layout& layout, int rank, int width);
 [[nodiscard]] StateExchange make_state_exchange(const Layout& layout, int rank);
 
 /// With `reverse`, the gather of gradient summaries: every segment but the first of each chain
-/// takes part, and only `successors` is filled; without it only `predecessors` is.
+/// takes part, and `predecessors` stays empty. Without it both are filled: backward reads the M of
+/// later segments from the forward gather.
 [[nodiscard]] SummaryGather make_summary_gather(const Layout& layout, int rank, bool reverse);
 
 /// Tokens gathered from all ranks, one rank after another, stand in rank-major order; entry i says

@@ -1,1 +1,196 @@
-// To be written.
+// The support matrix: every rule that a combination of mode, backend, device, dtype and shape can
+// break.
+
+#include <fmt/ranges.h>
+
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "hybridcp/error.h"
+#include "hybridcp/parallel.h"
+
+namespace hybridcp {
+
+namespace {
+
+/// The words that a key accepts: those that work, then those that the design names and this build
+/// lacks.
+struct Choice {
+    std::string_view key;
+    std::string_view value;
+    std::span<const std::string_view> built;
+    std::span<const std::string_view> planned;
+};
+
+constexpr std::array<std::string_view, 2> kDevices{"cpu", "cuda"};
+constexpr std::array<std::string_view, 2> kDtypes{"fp32", "bf16"};
+constexpr std::array<std::string_view, 2> kFullModes{"ulysses", "all_gather"};
+constexpr std::array<std::string_view, 1> kPlannedFullModes{"ring"};
+constexpr std::array<std::string_view, 3> kLinearModes{"p2p", "all_gather", "ulysses"};
+constexpr std::array<std::string_view, 2> kPlannedLinearModes{"scan", "gather_hidden"};
+constexpr std::array<std::string_view, 2> kBackends{"eager", "reference"};
+constexpr std::array<std::string_view, 1> kPlannedBackends{"fused"};
+constexpr std::array<std::string_view, 1> kLayouts{"contiguous"};
+constexpr std::array<std::string_view, 2> kPlannedLayouts{"zigzag", "folded"};
+constexpr std::array<std::string_view, 2> kCuts{"document", "row"};
+constexpr std::array<std::string_view, 1> kLinearLayouts{"native"};
+constexpr std::array<std::string_view, 1> kPlannedLinearLayouts{"convert"};
+constexpr std::array<std::string_view, 2> kConversions{"folded", "contiguous"};
+
+Support refuse(std::string rule, std::string nearest) {
+    return {.supported = false, .rule = std::move(rule), .nearest = std::move(nearest)};
+}
+
+Support check_choice(const Choice& choice) {
+    for (const std::string_view word : choice.built) {
+        if (word == choice.value) {
+            return {};
+        }
+    }
+    for (const std::string_view word : choice.planned) {
+        if (word == choice.value) {
+            return refuse(fmt::format("{}: {} is not built yet", choice.key, choice.value),
+                          fmt::format("{}: {}", choice.key, choice.built.front()));
+        }
+    }
+    return refuse(
+        fmt::format("{}: {} is unknown (known: {})", choice.key, choice.value,
+                    fmt::join(choice.built, ", ")),
+        fmt::format("{}: {}", choice.key, nearest_word(std::string(choice.value), choice.built)));
+}
+
+Support check_words(const ParallelOptions& options, const std::string& dtype) {
+    if (options.linear_attention_gdn_backend == "triton") {
+        return refuse(
+            "linear_attention_gdn_backend: triton does not exist here, fused is meant; fused is "
+            "not built yet",
+            "linear_attention_gdn_backend: eager");
+    }
+    const std::array<Choice, 9> choices{{
+        {"device", options.device, kDevices, {}},
+        {"dtype", dtype, kDtypes, {}},
+        {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, kPlannedFullModes},
+        {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes,
+         kPlannedLinearModes},
+        {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends,
+         kPlannedBackends},
+        {"sequence_layout", options.sequence_layout, kLayouts, kPlannedLayouts},
+        {"layout_cut", options.layout_cut, kCuts, {}},
+        {"linear_attention_layout", options.linear_attention_layout, kLinearLayouts,
+         kPlannedLinearLayouts},
+        {"convert_to", options.convert_to, kConversions, {}},
+    }};
+    for (const Choice& choice : choices) {
+        if (Support support = check_choice(choice); !support.supported) {
+            return support;
+        }
+    }
+    return {};
+}
+
+Support check_sizes(const ParallelOptions& options) {
+    if (options.dp < 1 || options.cp < 1) {
+        return refuse(fmt::format("dp: {}, cp: {}: both are at least 1", options.dp, options.cp),
+                      "dp: 1, cp: 1");
+    }
+    if (options.tp != 1) {
+        return refuse(
+            fmt::format("tp: {}: linear-attention context parallelism needs tp: 1", options.tp),
+            "tp: 1");
+    }
+    if (options.fsdp) {
+        return refuse("fsdp: true is not built yet", "fsdp: false");
+    }
+    if (options.ulysses_degree.has_value() && *options.ulysses_degree != options.cp) {
+        return refuse(fmt::format("ulysses_degree: {} is neither null nor cp ({})",
+                                  *options.ulysses_degree, options.cp),
+                      fmt::format("ulysses_degree: {}", options.cp));
+    }
+    return {};
+}
+
+Support check_heads(const ParallelOptions& options, const HeadCounts& heads) {
+    if (heads.linear_key_heads < 1 || heads.linear_value_heads % heads.linear_key_heads != 0) {
+        return refuse(fmt::format("{} linear value heads are not a multiple of {} key heads",
+                                  heads.linear_value_heads, heads.linear_key_heads),
+                      "a model whose value heads divide evenly over its key heads");
+    }
+    if (heads.kv_heads < 1 || heads.query_heads % heads.kv_heads != 0) {
+        return refuse(fmt::format("{} query heads are not a multiple of {} KV heads",
+                                  heads.query_heads, heads.kv_heads),
+                      "a model whose query heads divide evenly over its KV heads");
+    }
+    if (options.full_attention_cp_mode == "ulysses" && heads.query_heads % options.cp != 0) {
+        return refuse(
+            fmt::format("full_attention_cp_mode: ulysses splits {} query heads over cp: {}, "
+                        "which does not divide them",
+                        heads.query_heads, options.cp),
+            "full_attention_cp_mode: all_gather");
+    }
+    if (options.linear_attention_cp_mode == "ulysses" &&
+        heads.linear_value_heads % options.cp != 0) {
+        return refuse(
+            fmt::format("linear_attention_cp_mode: ulysses splits {} value heads over cp: "
+                        "{}, which does not divide them",
+                        heads.linear_value_heads, options.cp),
+            "linear_attention_cp_mode: p2p");
+    }
+    return {};
+}
+
+Support check_device(const ParallelOptions& options) {
+#ifndef HCP_CUDA
+    if (options.device == "cuda") {
+        return refuse("device: cuda needs a build configured with HCP_CUDA=ON", "device: cpu");
+    }
+#endif
+    if (options.device == "cuda" && options.linear_attention_gdn_backend == "reference") {
+        return refuse("linear_attention_gdn_backend: reference runs on device: cpu only",
+                      "linear_attention_gdn_backend: eager");
+    }
+    return {};
+}
+
+}  // namespace
+
+Support check_support(const ParallelOptions& options,
+                      const HeadCounts& heads,
+                      const std::string& dtype) {
+    if (Support support = check_words(options, dtype); !support.supported) {
+        return support;
+    }
+    if (Support support = check_sizes(options); !support.supported) {
+        return support;
+    }
+    if (Support support = check_device(options); !support.supported) {
+        return support;
+    }
+    return check_heads(options, heads);
+}
+
+Parallel make_parallel(const ParallelOptions& options,
+                       const HeadCounts& heads,
+                       const std::string& dtype) {
+    const Support support = check_support(options, heads, dtype);
+    if (!support.supported) {
+        throw UsageError(
+            fmt::format("{}; nearest supported choice: {}", support.rule, support.nearest));
+    }
+    Parallel parallel;
+    parallel.dp = options.dp;
+    parallel.cp = options.cp;
+    parallel.linear_attention_mode =
+        options.linear_attention_cp_mode == "p2p"          ? LinearAttentionMode::kP2p
+        : options.linear_attention_cp_mode == "all_gather" ? LinearAttentionMode::kAllGather
+                                                           : LinearAttentionMode::kUlysses;
+    parallel.full_attention_mode = options.full_attention_cp_mode == "all_gather"
+                                       ? FullAttentionMode::kAllGather
+                                       : FullAttentionMode::kUlysses;
+    parallel.reference_backend = options.linear_attention_gdn_backend == "reference";
+    parallel.layout_kind = LayoutKind::kContiguous;
+    parallel.layout_cut = options.layout_cut == "row" ? LayoutCut::kRow : LayoutCut::kDocument;
+    return parallel;
+}
+
+}  // namespace hybridcp
