@@ -124,6 +124,19 @@ Tensors run_all(GdnBackend backend, const GdnCase& gdn_case) {
             {"dS_start", gradients.dS_start}};
 }
 
+void split_extreme_rows(const GdnCase& gdn_case, Tensors& tensors) {
+    for (const auto& [name, x] :
+         {std::pair{"dq", gdn_case.inputs.q}, std::pair{"dk", gdn_case.inputs.k}}) {
+        const Tensor norms = x.to(at::kDouble).norm(2, -1).amax(1);  // [T]
+        const Tensor rows = (norms < 0.02 * norms.max()).nonzero().squeeze(1);
+        if (rows.numel() > 0) {
+            Tensor& gradient = tensors.at(name);
+            tensors[std::string(name) + " of tiny rows"] = gradient.index_select(0, rows);
+            gradient = gradient.index_fill(0, rows, 0);
+        }
+    }
+}
+
 double worst_head_error(const Tensor& x, const Tensor& reference) {
     if (x.sizes() != reference.sizes()) {
         return std::numeric_limits<double>::infinity();

@@ -122,6 +122,18 @@ at::Tensor ChunkLayout::to_tokens(const at::Tensor& x,
     return at::cat({rows, at::zeros(padding_shape, rows.options())});
 }
 
+std::vector<at::Tensor> ChunkLayout::split_steps(const at::Tensor& x) const {
+    if (steps_.empty()) {
+        return {};
+    }
+    const std::int64_t heads = x.size(0) / num_chunks_;
+    std::vector<std::int64_t> sizes;
+    for (const Step& step : steps_) {
+        sizes.push_back(step.num_chunks * heads);
+    }
+    return x.split_with_sizes(sizes);
+}
+
 at::Tensor ChunkLayout::to_step_order(const at::Tensor& states, at::ScalarType type) const {
     return states.to(type).index_select(0, order_index_).flatten(0, 1);
 }

@@ -39,6 +39,9 @@ class ChunkLayout {
                                        std::int64_t num_heads,
                                        at::ScalarType type) const;
 
+    /// x [chunks * H, ...] by step, without a copy.
+    [[nodiscard]] std::vector<at::Tensor> split_steps(const at::Tensor& x) const;
+
     /// States [N, H, ...] of dtype `type` as contiguous [N * H, ...], segments in the layout's
     /// order.
     [[nodiscard]] at::Tensor to_step_order(const at::Tensor& states, at::ScalarType type) const;

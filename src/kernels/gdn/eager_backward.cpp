@@ -24,7 +24,7 @@ Tensor normalise_backward(const Tensor& d_unit, const Tensor& unit, const Tensor
     if (!norm.defined()) {
         return d_unit;
     }
-    return (d_unit - unit * row_dot(unit, d_unit)).mul_(norm);
+    return at::addcmul(d_unit, unit, row_dot(unit, d_unit), -1).mul_(norm);
 }
 
 /// The terms of the gate gradient, each a path that crosses a token.
@@ -41,8 +41,8 @@ Tensor log_decay_gradient(const GatePaths& paths) {
     // later[t, i] = 1 for i >= t
     const Tensor later = at::ones({C, C}, paths.inside.options()).triu_();
     const Tensor earlier = at::ones({C, C}, paths.inside.options()).tril_(-1);
-    const Tensor from_later = at::matmul(later, paths.inside);  // [t, j] = sum over i >= t
-    Tensor d_g = (from_later * earlier).sum(-1, true);
+    Tensor from_later = at::matmul(later, paths.inside);  // [t, j] = sum over i >= t
+    Tensor d_g = from_later.mul_(earlier).sum(-1, true);
     d_g.add_(at::matmul(later, paths.from_start));
     d_g.add_(at::matmul(earlier, paths.to_end));
     return d_g.add_(paths.through).squeeze(-1);
@@ -57,9 +57,9 @@ GdnGradients chunk_gradients(const Problem& problem,
     const GdnInputs& in = problem.inputs;
     const std::int64_t group = factors.group;
     const auto& [forward, reverse, gradient] = passes;
-    const Tensor& states = forward.states;                                // H
-    const Tensor& d_states = reverse.states;                              // dH'
-    const Tensor d_r = solve_transposed(factors.system, reverse.values);  // dR
+    const Tensor& states = forward.states;                          // H
+    const Tensor& d_states = reverse.states;                        // dH'
+    Tensor d_r = solve_transposed(factors.system, reverse.values);  // dR
 
     // Products with the states. dE = beta dR, and U = K H is never formed: <dR_i, U_i> = <k_i, (dR
     // H^T)_i>.
@@ -71,7 +71,8 @@ GdnGradients chunk_gradients(const Problem& problem,
     paths.from_start =
         row_dot_value_heads(factors.q, d_q_read, group).sub_(factors.beta * erased_k);
     paths.to_end = row_dot_value_heads(factors.k, d_k_state, group);
-    paths.through = (d_states * states).sum({-2, -1}, true).mul_(factors.chunk_decay);
+    // In place: the states are the largest tensors, and this is the last use of the gradients.
+    paths.through = d_states.mul_(states).sum({-2, -1}, true).mul_(factors.chunk_decay);
     d_k_state.addcmul_(erased, factors.beta, -1);
 
     // Products inside the chunk.
@@ -97,7 +98,7 @@ GdnGradients chunk_gradients(const Problem& problem,
     d_g.masked_fill_(in.g <= kLogDecayFloor, 0);
     return {.dq = to_tokens(normalise_backward(d_q, factors.q, factors.q_norm), in.q),
             .dk = to_tokens(normalise_backward(d_k, factors.k, factors.k_norm), in.k),
-            .dv = to_tokens(d_r * factors.beta, in.v),
+            .dv = to_tokens(d_r.mul_(factors.beta), in.v),
             .dg = d_g,
             .dbeta = to_tokens(d_beta, in.beta),
             .dS_start = layout.to_segment_order(reverse.last, problem.value_heads())};

@@ -54,23 +54,23 @@ StatePass run_forward(const ChunkFactors& factors,
     const StateBuffer buffer(layout, first, keep);
     const std::int64_t heads = buffer.heads;
     const auto& steps = layout.steps();
+    auto new_values = layout.split_steps(values);
+    const auto k_erase = layout.split_steps(factors.k_erase);
+    const auto k_write = layout.split_steps(factors.k_write.mT());
+    const auto chunk_decay = layout.split_steps(factors.chunk_decay);
     Tensor last = first.clone();  // right for empty segments
     for (std::size_t s = 0; s < steps.size(); ++s) {
         const auto [chunk, count, running] = steps[s];
-        const auto of_step = [&](const Tensor& x) {
-            return segments(x, chunk, chunk + count, heads);
-        };
         Tensor state = buffer.at_step(s, chunk, count);
         if (s == 0) {
             state.copy_(segments(first, 0, count, heads));
         }
-        Tensor new_values = of_step(values);
-        new_values.baddbmm_(of_step(factors.k_erase), state, 1, -1);
+        new_values[s].baddbmm_(k_erase[s], state, 1, -1);
         // States of segments that end here go past those of the next step, over states that are not
         // yet written, and are moved out at once.
         Tensor next = buffer.at_step(s + 1, chunk + count, count);
-        at::mul_out(next, state, of_step(factors.chunk_decay));
-        next.baddbmm_(of_step(factors.k_write).mT(), new_values);
+        at::mul_out(next, state, chunk_decay[s]);
+        next.baddbmm_(k_write[s], new_values[s]);
         if (running < count) {
             segments(last, running, count, heads).copy_(segments(next, running, count, heads));
         }
@@ -86,23 +86,25 @@ StatePass run_reverse(const ChunkFactors& factors,
     const StateBuffer buffer(layout, first, keep);
     const std::int64_t heads = buffer.heads;
     const auto& steps = layout.steps();
+    auto d_values = layout.split_steps(gradient.values);
+    const auto d_o = layout.split_steps(gradient.d_o);
+    const auto q_read = layout.split_steps(factors.q_read.mT());
+    const auto k_erase = layout.split_steps(factors.k_erase.mT());
+    const auto k_write = layout.split_steps(factors.k_write);
+    const auto chunk_decay = layout.split_steps(factors.chunk_decay);
     Tensor last = first.clone();
     for (std::size_t s = steps.size(); s-- > 0;) {
         const auto [chunk, count, running] = steps[s];
-        const auto of_step = [&](const Tensor& x) {
-            return segments(x, chunk, chunk + count, heads);
-        };
         const Tensor d_state = buffer.at_step(s, chunk, count);
         if (running < count) {  // segments that end here
             segments(d_state, running, count, heads).copy_(segments(first, running, count, heads));
         }
-        Tensor d_values = of_step(gradient.values);
-        d_values.baddbmm_(of_step(factors.k_write), d_state);
+        d_values[s].baddbmm_(k_write[s], d_state);
         Tensor previous = s == 0 ? segments(last, 0, count, heads)
                                  : buffer.at_step(s - 1, steps[s - 1].first_chunk, count);
-        at::mul_out(previous, d_state, of_step(factors.chunk_decay));
-        previous.baddbmm_(of_step(factors.q_read).mT(), of_step(gradient.d_o));
-        previous.baddbmm_(of_step(factors.k_erase).mT(), d_values, 1, -1);
+        at::mul_out(previous, d_state, chunk_decay[s]);
+        previous.baddbmm_(q_read[s], d_o[s]);
+        previous.baddbmm_(k_erase[s], d_values[s], 1, -1);
     }
     return {.states = buffer.of_chunks(layout), .values = gradient.values, .last = last};
 }

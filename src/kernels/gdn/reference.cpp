@@ -12,12 +12,6 @@ namespace {
 
 using at::Tensor;
 
-/// The tokens of a [T, ...] tensor, sliced once: a slice per token would make autograd quadratic in
-/// T.
-std::vector<Tensor> tokens_of(const Tensor& x) {
-    return x.unbind(0);
-}
-
 class ReferenceCall final : public GdnCall {
   public:
     explicit ReferenceCall(Problem problem) : problem_(std::move(problem)) {}
@@ -98,27 +92,31 @@ class ReferenceCall final : public GdnCall {
     }
 
     [[nodiscard]] GdnOutput run(const Leaves& in) const {
-        const auto q = tokens_of(normalised(in.q) * problem_.scale);
-        const auto k = tokens_of(normalised(in.k));
-        const auto v = tokens_of(in.v);
-        const auto decay = tokens_of(at::exp(in.g));
-        const auto beta = tokens_of(in.beta);
-        std::vector<Tensor> o(q.size());
+        // Padding is left out. Tokens are sliced once: a slice per token would make autograd
+        // quadratic in T.
+        const auto in_segments = [&](const Tensor& x) {
+            return x.narrow(0, 0, problem_.offsets.back());
+        };
+        const auto q = (normalised(in_segments(in.q)) * problem_.scale).unbind(0);
+        const auto k = normalised(in_segments(in.k)).unbind(0);
+        const auto v = in_segments(in.v).unbind(0);
+        const auto decay = at::exp(in_segments(in.g)).unbind(0);
+        const auto beta = in_segments(in.beta).unbind(0);
+        std::vector<Tensor> o;
         std::vector<Tensor> ends = in.S.unbind(0);
-        std::size_t t = 0;
         for (std::size_t segment = 0; segment < ends.size(); ++segment) {
             Tensor& S = ends[segment];  // [Hv, K, V]
-            for (; t < static_cast<std::size_t>(problem_.offsets[segment + 1]); ++t) {
+            for (auto t = o.size(); t < static_cast<std::size_t>(problem_.offsets[segment + 1]);
+                 ++t) {
                 S = S * decay[t].view({-1, 1, 1});
                 const Tensor read = at::matmul(k[t].unsqueeze(1), S).squeeze(1);  // [Hv, V]
                 const Tensor u = beta[t].unsqueeze(1) * (v[t] - read);
                 S = S + k[t].unsqueeze(2) * u.unsqueeze(1);
-                o[t] = at::matmul(q[t].unsqueeze(1), S).squeeze(1);
+                o.push_back(at::matmul(q[t].unsqueeze(1), S).squeeze(1));
             }
         }
-        for (; t < o.size(); ++t) {
-            o[t] = at::zeros_like(v[t]);
-        }
+        o.resize(static_cast<std::size_t>(problem_.num_tokens()),
+                 at::zeros(in.v.sizes().slice(1), in.v.options()));
         return {.o = o.empty() ? at::zeros_like(in.v) : at::stack(o),
                 .S_end = ends.empty() ? at::zeros_like(in.S) : at::stack(ends)};
     }

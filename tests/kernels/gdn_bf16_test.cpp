@@ -1,0 +1,56 @@
+// Eager on bf16 inputs against the golden float32 values: the bars of the golden README, section 8,
+// by head, and at most 1.5 times the error of a plain bf16 emulation of the chunkwise formulas.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "kernels/gdn_bf16_emulation.h"
+#include "kernels/gdn_support.h"
+
+namespace hybridcp::test {
+namespace {
+
+using at::Tensor;
+
+std::map<std::string, double> bars_of(const std::string& name) {
+    if (name == "no_decay") {
+        return {{"dk", 1e-2}, {"dbeta", 1e-2}, {"dg", 2.5e-2}, {"", 8e-3}};
+    }
+    if (name == "collinear") {
+        return {{"dbeta", 0.1}, {"dg", 0.2}, {"", 5e-2}};
+    }
+    return {{"dk", 6e-3}, {"dbeta", 6e-3}, {"dg", 8e-3}, {"", 5e-3}};
+}
+
+class GdnBf16 : public testing::TestWithParam<std::string> {};
+
+TEST_P(GdnBf16, WithinBarsAndTheEmulation) {
+    const GdnCase gdn_case = with_dtype(golden_case(GetParam()), at::kBFloat16);
+    Tensors actual = run_all(GdnBackend::kEager, gdn_case);
+    Tensors emulation = bf16_emulation(gdn_case);
+    Tensors expected = gdn_case.expected;
+    for (Tensors* tensors : {&actual, &emulation, &expected}) {
+        split_extreme_rows(gdn_case, *tensors);
+    }
+    const auto bars = bars_of(GetParam());
+    expect_close(actual, expected, bars, bars.at(""));
+    for (const auto& [name, reference] : expected) {
+        const auto bar = bars.contains(name) ? bars.at(name) : bars.at("");
+        // The yardstick itself must be an honest one (in the case of one token, dg is a single
+        // number).
+        EXPECT_LE(worst_head_error(emulation.at(name), reference), 2 * bar)
+            << "emulation of " << name;
+    }
+    for (const auto& [name, reference] : expected) {
+        EXPECT_LE(worst_head_error(actual.at(name), reference),
+                  1.5 * worst_head_error(emulation.at(name), reference))
+            << name;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases,
+                         GdnBf16,
+                         testing::ValuesIn(golden_case_names()),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace hybridcp::test
