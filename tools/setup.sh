@@ -23,7 +23,7 @@ fail() {
 # The reason of a failed install, from its log, in a few words.
 reason_in_log() {
     if grep -qiE 'no space left|not enough free space|enospc' "$kLog"; then
-        echo "the disk is full; free some 3 GB and run make again"
+        echo "the disk (or \$TMPDIR) is full; free some 3 GB and run make again"
     elif grep -qiE 'could not resolve|failure resolving|name resolution|could not connect|connection refused' \
         "$kLog" || grep -qiE 'network is unreachable|timed out|proxyerror|sslerror|failed to fetch' "$kLog"; then
         echo "the network or its proxy does not answer; check it and run make again"
@@ -75,7 +75,7 @@ install_packages() {
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
     "${apt[@]}" update >"$kLog" 2>&1 || true
     if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$kLog" 2>&1; then
-        fail "apt-get could not install ${missing[*]}: $(reason_in_log "${missing[@]}") (log: $kLog)"
+        fail "apt-get could not install these packages: $(reason_in_log "${missing[@]}") (log: $kLog)"
     fi
 }
 
