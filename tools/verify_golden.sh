@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Every golden file that this build can check: operators (reference, eager fp32 and bf16), dense models on 1, 2, 3, 4,
+# 5 and 8 ranks in every mode, and the dense trajectory on three meshes. One line a command; exit status 1 if any fails.
+#   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|trajectories ...]
+set -uo pipefail
+
+readonly kHcp=${1:?the hcp program, build/hcp}
+readonly kGolden=${2:?the golden folder, tests/golden}
+shift 2
+parts=("$@")
+[[ ${#parts[@]} -gt 0 ]] || parts=(ops models trajectories)
+
+failed=0
+total=0
+
+# expect STATUS LABEL COMMAND...: the command's exit status must be STATUS; its last line is shown.
+expect() {
+  local wanted=$1 label=$2 output status
+  shift 2
+  output=$("$@" 2>&1)
+  status=$?
+  total=$((total + 1))
+  if [[ $status -eq $wanted ]]; then
+    printf 'ok    %s: %s\n' "$label" "$(tail -n 1 <<<"$output")"
+  else
+    failed=$((failed + 1))
+    printf 'FAIL  %s (status %d, wanted %d)\n%s\n' "$label" "$status" "$wanted" "$output"
+  fi
+}
+
+verify_ops() {
+  local folder op
+  for folder in "$kGolden"/ops/*/; do
+    op=$(basename "$folder")
+    [[ $op == moe ]] && continue
+    expect 0 "op $op reference" "$kHcp" verify op "$op" "$folder"*.safetensors --backend reference
+    expect 0 "op $op eager fp32" "$kHcp" verify op "$op" "$folder"*.safetensors
+    expect 0 "op $op eager bf16" "$kHcp" verify op "$op" "$folder"*.safetensors --dtype bf16
+  done
+}
+
+# json_field FILE KEY: a number of config.json, flat or under text_config.
+json_field() {
+  python3 -c 'import json, sys
+config = json.load(open(sys.argv[1]))
+print(config.get("text_config", config)[sys.argv[2]])' "$1" "$2"
+}
+
+verify_model_case() {
+  local model=$1 batch=$2 name ranks mode full wanted
+  name="$(basename "$model")/$(basename "$(dirname "$batch")")"
+  local query_heads value_heads
+  query_heads=$(json_field "$model/config.json" num_attention_heads)
+  value_heads=$(json_field "$model/config.json" linear_num_value_heads)
+  local case=("$kHcp" verify model "$model" --batch "$batch" --expected "${batch%batch.safetensors}expected.safetensors")
+  expect 0 "$name 1 rank" "${case[@]}"
+  for ranks in 2 3 4 5 8; do
+    for mode in p2p all_gather ulysses; do
+      for full in all_gather ulysses; do
+        wanted=0  # ulysses where heads divide; elsewhere it refuses
+        [[ $mode == ulysses && $((value_heads % ranks)) -ne 0 ]] && wanted=2
+        [[ $full == ulysses && $((query_heads % ranks)) -ne 0 ]] && wanted=2
+        expect $wanted "$name $ranks ranks, linear $mode, full $full" "${case[@]}" --nproc $ranks --against-one-rank \
+          train.accelerator.linear_attention_cp_mode=$mode train.accelerator.full_attention_cp_mode=$full
+      done
+    done
+  done
+}
+
+verify_models() {
+  local model batch
+  for model in "$kGolden"/models/*/; do
+    [[ $(basename "$model") == moe_* ]] && continue
+    for batch in "$model"*/batch.safetensors; do
+      verify_model_case "${model%/}" "$batch"
+    done
+  done
+}
+
+verify_trajectories() {
+  local run=("$kHcp" verify trajectory "$kGolden/trajectories/dense_tiny" --model "$kGolden/models/dense_tiny")
+  local modes=(train.accelerator.linear_attention_cp_mode=p2p train.accelerator.full_attention_cp_mode=all_gather)
+  expect 0 "trajectory 1 rank" "${run[@]}"
+  expect 0 "trajectory cp 4" "${run[@]}" --nproc 4 train.accelerator.cp=4 "${modes[@]}"
+  expect 0 "trajectory cp 4, ulysses" "${run[@]}" --nproc 4 train.accelerator.cp=4
+  expect 0 "trajectory dp 2 x cp 2" "${run[@]}" --nproc 4 train.accelerator.dp=2 train.accelerator.cp=2 "${modes[@]}"
+}
+
+for part in "${parts[@]}"; do
+  "verify_$part"
+done
+printf '%d of %d commands ended as they should\n' $((total - failed)) "$total"
+[[ $failed -eq 0 ]]
