@@ -17,8 +17,8 @@ using torch::autograd::variable_list;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Scores that exist at once, all heads together: few enough to stay in a cache.
-constexpr std::int64_t kTileScores = std::int64_t{1} << 20;
-constexpr std::int64_t kMinTileRows = 16;
+constexpr std::int64_t kTileScores = std::int64_t{1} << 19;
+constexpr std::int64_t kMinTileRows = 32;  // fewer make the products slow
 constexpr std::int64_t kMaxTileRows = 256;
 
 /// Some queries of a block and the prefix of its keys that the last of them sees.
@@ -80,18 +80,19 @@ at::Tensor keys_of(const at::Tensor& heads_first, const Tile& tile) {
     return heads_first.narrow(1, tile.kv_begin, tile.num_keys);
 }
 
-/// Puts `value` where a query would see a later key: only the last `rows` keys of a tile have such
-/// places.
-void fill_future(const at::Tensor& scores, const Tile& tile, double value) {
+/// Scaled scores of a tile, -inf where a query would see a later key: [Hkv, rows * G, keys]. Only
+/// the last `rows` keys have such places.
+at::Tensor masked_scores(const at::Tensor& scaled_queries,
+                         const at::Tensor& keys,
+                         const Tile& tile) {
+    at::Tensor scores = at::bmm(scaled_queries, keys.transpose(1, 2));
     const std::int64_t rows = tile.num_rows;
-    if (rows == 1) {
-        return;
-    }
     const at::Tensor future =
         at::ones({rows, rows}, scores.options().dtype(at::kBool)).triu_(1).unsqueeze(1);
     scores.view({scores.size(0), rows, -1, tile.num_keys})
         .narrow(3, tile.num_keys - rows, rows)
-        .masked_fill_(future, value);
+        .masked_fill_(future, -kInfinity);
+    return scores;
 }
 
 std::vector<std::int64_t> flatten(const std::vector<AttentionBlock>& blocks) {
@@ -124,16 +125,14 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
         at::Tensor lse = at::full({q.size(0), q.size(1), 1}, -kInfinity, q.options().dtype(dtype));
         for (const Tile& tile : cut_into_tiles(blocks, q.size(1))) {
             const at::Tensor queries = take_rows(q, tile, keys.size(0), dtype) * scale;
-            at::Tensor scores = at::bmm(queries, keys_of(keys, tile).transpose(1, 2));
-            fill_future(scores, tile, -kInfinity);
-            const at::Tensor largest = scores.amax(2, true);
-            scores.sub_(largest).exp_();
-            const at::Tensor sum = scores.sum(2, true);  // [Hkv, rows * G, 1], at least 1
-            put_rows(o, tile, at::bmm(scores, keys_of(values, tile)).div_(sum));
-            put_rows(lse, tile, sum.log().add_(largest));
+            const at::Tensor scores = masked_scores(queries, keys_of(keys, tile), tile);
+            const at::Tensor weights = scores.softmax(2);
+            put_rows(o, tile, at::bmm(weights, keys_of(values, tile)));
+            // The largest weight is exp(0) / sum: one pass less than to sum again.
+            put_rows(lse, tile, scores.amax(2, true).sub_(weights.amax(2, true).log_()));
         }
         lse = lse.squeeze(2);
-        context->save_for_backward({q, k, v, lse});
+        context->save_for_backward({q, k, v});
         context->saved_data["blocks"] = flatten(blocks);
         context->saved_data["scale"] = scale;
         context->mark_non_differentiable({lse});
@@ -147,7 +146,6 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
             unflatten(context->saved_data["blocks"].toIntVector());
         const double scale = context->saved_data["scale"].toDouble();
         const at::ScalarType dtype = at::toOpMathType(q.scalar_type());
-        const at::Tensor lse = saved[3].unsqueeze(2);
         const at::Tensor keys = heads_first(k, dtype);
         const at::Tensor values = heads_first(v, dtype);
         at::Tensor dq = at::zeros(q.sizes(), q.options());
@@ -158,9 +156,7 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
             const at::Tensor tile_keys = keys_of(keys, tile);
             const at::Tensor queries = take_rows(q, tile, num_kv_heads, dtype) * scale;
             const at::Tensor d_rows = take_rows(d_o, tile, num_kv_heads, dtype);
-            at::Tensor weights = at::bmm(queries, tile_keys.transpose(1, 2));
-            weights.sub_(take_rows(lse, tile, num_kv_heads, dtype)).exp_();
-            fill_future(weights, tile, 0);
+            const at::Tensor weights = masked_scores(queries, tile_keys, tile).softmax(2);
             keys_of(dv, tile).baddbmm_(weights.transpose(1, 2), d_rows);
             at::Tensor d_scores = at::bmm(d_rows, keys_of(values, tile).transpose(1, 2));
             // A tile has the whole row of each query, so the row's weighted mean comes from the

@@ -1,5 +1,6 @@
-// Causal grouped-query softmax attention over blocks of packed documents, block by block over the queries, so that
-// memory is one block of scores. Softmax in fp32; the log-sum-exp is returned and backward recomputes from it.
+// Causal grouped-query softmax attention over blocks of packed documents, some queries at a time
+// against all keys that they see, so that memory is one tile of scores. Softmax in fp32; backward
+// recomputes the scores from q and k.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +10,9 @@
 
 namespace hybridcp {
 
-/// Queries [q_begin, q_end) attend keys [kv_begin, kv_end), causal and aligned at the end: the last query sees all
-/// keys, the one before it all but the last, and so on. A document's part on one rank, or all of it.
+/// Queries [q_begin, q_end) attend keys [kv_begin, kv_end), causal and aligned at the end: the last
+/// query sees all keys, the one before it all but the last, and so on. A document's part on one
+/// rank, or all of it.
 struct AttentionBlock {
     std::int64_t q_begin = 0;
     std::int64_t q_end = 0;
@@ -23,10 +25,10 @@ struct AttentionOutput {
     at::Tensor lse;  // [Tq, Hq] fp32 (fp64 for fp64), no gradient
 };
 
-/// Query head h uses KV head h / (Hq/Hkv). Differentiable in q, k and v; gradients of k and v are accumulated in
-/// fp32 over blocks.
-/// Shapes: q [Tq, Hq, D]; k, v [Tk, Hkv, D].
-/// Errors: UsageError for shapes that do not fit, or a block with more queries than keys.
+/// Query head h uses KV head h / (Hq/Hkv). Differentiable in q, k and v; gradients of k and v are
+/// accumulated in fp32 over blocks. Shapes: q [Tq, Hq, D]; k, v [Tk, Hkv, D]. Errors: UsageError
+/// for shapes or dtypes that do not fit, a block with more queries than keys or outside the
+///         tensors, or two blocks that share a query.
 [[nodiscard]] AttentionOutput causal_attention(const at::Tensor& q,
                                                const at::Tensor& k,
                                                const at::Tensor& v,
