@@ -50,6 +50,7 @@ Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& 
         }
     }
     Mesh mesh;
+    mesh.device = at::Device(options.device);
     mesh.world = make_axis(store, options, "world", all);
     mesh.cp = make_axis(store, options, fmt::format("cp{}", dp_rank), same_sequence);
     mesh.dp = make_axis(store, options, fmt::format("dp{}", cp_rank), same_position);

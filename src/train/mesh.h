@@ -16,6 +16,7 @@ struct Mesh {
     std::shared_ptr<Group> world;
     std::shared_ptr<Group> cp;
     std::shared_ptr<Group> dp;
+    at::Device device = at::kCPU;  // of the tensors that the groups exchange
 
     void set_step(std::int64_t step) const;
 };

@@ -141,11 +141,7 @@ class StepRun {
         for (const TokenBatch& batch : micro_batches_) {
             const Shard shard = make_shard(batch);
             const ForwardResult result = model_.forward(shard.token_ids, context(shard), true);
-            for (std::int64_t layer = 0; layer < num_layers; ++layer) {
-                if (!is_finite(result.per_layer[static_cast<std::size_t>(layer)])) {
-                    first = std::min(first, layer);
-                }
-            }
+            first = std::min(first, first_non_finite_layer(result).value_or(first));
             if (!is_finite(result.hidden)) {
                 first = std::min(first, num_layers);
             }

@@ -1,1 +1,344 @@
-// To be written.
+#include "train/trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <numbers>
+#include <ostream>
+
+#include "core/files.h"
+#include "hybridcp/error.h"
+#include "train/checkpoint.h"
+#include "train/data.h"
+#include "train/model_setup.h"
+#include "train/optimizer.h"
+#include "train/progress.h"
+#include "train/shared_work.h"
+#include "train/step.h"
+
+namespace hybridcp {
+
+namespace {
+
+/// Rows of the validation files that are evaluated: enough for a steady number, few enough to be
+/// quick.
+constexpr std::int64_t kMaxValidationRows = 64;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class Trainer {
+  public:
+    Trainer(const Recipe& recipe, const Mesh& mesh, const TrainOptions& options)
+        : recipe_(recipe), mesh_(mesh), options_(options) {}
+
+    TrainReport run() {
+        set_up();
+        while (state_.step < recipe_.train.steps && !stop_is_asked()) {
+            const StepMetrics metrics = step();
+            if (progress_) {
+                progress_->show(metrics);
+            }
+            if (options_.on_step) {
+                options_.on_step(metrics);
+            }
+            if (recipe_.checkpoint.every > 0 && state_.step % recipe_.checkpoint.every == 0) {
+                save();
+            }
+        }
+        report_.stopped_early = state_.step < recipe_.train.steps;
+        save();
+        draw();
+        if (progress_) {
+            progress_->finish();
+        }
+        report_.last_step = state_.step;
+        report_.tokens_per_second =
+            seconds_ > 0.0 ? static_cast<double>(num_tokens_) / seconds_ : 0;
+        return report_;
+    }
+
+  private:
+    [[nodiscard]] bool is_first_rank() const { return mesh_.world->rank() == 0; }
+    void note(const std::string& text) const {
+        if (is_first_rank() && options_.out != nullptr && !text.empty()) {
+            *options_.out << text << std::endl;
+        }
+    }
+
+    void set_up() {
+        // Before any exchange: every rank refuses by itself.
+        parallel_ =
+            make_parallel(recipe_.train.accelerator,
+                          recipe_model_config(recipe_.model).head_counts(), recipe_.model.dtype);
+        HCP_CHECK_EQ(parallel_.dp * parallel_.cp, mesh_.world->size(), "ranks of the mesh");
+        mesh_.world->agree(recipe_hash(recipe_), "the recipe");
+        std::string skipped;
+        on_every_rank(mesh_, "set-up", [&] {
+            model_.emplace(make_model(recipe_, &skipped));
+            const RowLoaderOptions rows{.sequence_length = recipe_.data.sequence_length,
+                                        .packing = recipe_.data.packing,
+                                        .seed = static_cast<std::uint64_t>(recipe_.train.seed),
+                                        .vocab_size = model_->config().vocab_size};
+            data_.emplace(recipe_.data.path, "data.path", rows);
+            if (recipe_.train.eval_every > 0) {
+                validation_.emplace(recipe_.data.validation_path, "data.validation_path", rows);
+            }
+        });
+        note(skipped);
+        optimizer_.emplace(model_->parameters(),
+                           AdamWOptions{.betas = recipe_.train.optimizer.betas,
+                                        .eps = recipe_.train.optimizer.eps,
+                                        .weight_decay = recipe_.train.optimizer.weight_decay});
+        state_ = {.seed = recipe_.train.seed,
+                  .data_fingerprint = data_->fingerprint(),
+                  .recipe_hash = recipe_hash(recipe_)};
+        note("data: " + state_.data_fingerprint);
+        resume();
+        report_.first_step = state_.step;
+        report_.is_bytes = data_->corpus().is_bytes();
+        open_outputs();
+    }
+
+    void open_outputs() {
+        on_rank_zero(mesh_, "open the run's files", [&] {
+            if (recipe_.log.dir) {
+                metrics_.emplace(*recipe_.log.dir, state_.step);
+                report_.metrics_path = metrics_->path();
+            }
+            if (options_.out != nullptr) {
+                progress_.emplace(*options_.out,
+                                  ProgressOptions{.first_step = state_.step,
+                                                  .total_steps = recipe_.train.steps,
+                                                  .every = recipe_.log.every,
+                                                  .is_terminal = options_.is_terminal});
+            }
+        });
+    }
+
+    /// Rank 0 finds and reads the checkpoint; the others get its tensors and counters from rank 0.
+    void resume() {
+        if (!recipe_.checkpoint.dir) {
+            return;
+        }
+        bool found = false;
+        on_rank_zero(mesh_, "read the checkpoint", [&] { found = read_checkpoint(); });
+        if (mesh_.world->size() == 1) {
+            return;
+        }
+        at::Tensor counters = at::tensor({found ? std::int64_t{1} : std::int64_t{0}, state_.step,
+                                          state_.consumed_rows},
+                                         at::kLong)
+                                  .to(mesh_.device);
+        mesh_.world->broadcast("read the checkpoint", counters, 0);
+        if (counters[0].item<std::int64_t>() == 0) {
+            return;
+        }
+        state_.step = counters[1].item<std::int64_t>();
+        state_.consumed_rows = counters[2].item<std::int64_t>();
+        optimizer_->set_num_updates(state_.step);
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
+            for (at::Tensor tensor : {model_->parameters()[i].value.detach(),
+                                      optimizer_->exp_avg()[i], optimizer_->exp_avg_sq()[i]}) {
+                mesh_.world->broadcast("read the checkpoint", tensor, 0);
+            }
+        }
+    }
+
+    /// On rank 0. False when the run starts anew.
+    bool read_checkpoint() {
+        const std::string& choice = recipe_.checkpoint.resume;
+        if (choice == "never") {
+            const std::int64_t count = set_checkpoints_aside(*recipe_.checkpoint.dir);
+            note(count == 0
+                     ? ""
+                     : fmt::format("checkpoint.resume is never: {} older checkpoints in {} are now "
+                                   "named replaced-step-*",
+                                   count, *recipe_.checkpoint.dir));
+            return false;
+        }
+        std::optional<std::string> folder = choice;
+        if (choice == "auto") {
+            std::vector<std::string> skipped;
+            folder = latest_checkpoint(*recipe_.checkpoint.dir, skipped);
+            for (const std::string& reason : skipped) {
+                note("skipped a checkpoint: " + reason);
+            }
+        } else if (const auto damage = checkpoint_damage(choice)) {
+            throw FormatError("checkpoint.resume: " + *damage);
+        }
+        if (!folder) {
+            return false;
+        }
+        const TrainState saved = load_checkpoint(*folder, *model_, *optimizer_);
+        note(fmt::format("resuming from {} at step {}", *folder, saved.step));
+        if (saved.data_fingerprint != state_.data_fingerprint) {
+            note(fmt::format("the data have changed since ({}): the order of rows is another one",
+                             saved.data_fingerprint));
+        }
+        state_.step = saved.step;
+        state_.consumed_rows = saved.consumed_rows;
+        report_.checkpoint_folder = *folder;
+        return true;
+    }
+
+    [[nodiscard]] bool stop_is_asked() const {
+        at::Tensor asked =
+            at::tensor({options_.stop != nullptr && options_.stop->load() ? std::int64_t{1}
+                                                                          : std::int64_t{0}},
+                       at::kLong)
+                .to(mesh_.device);
+        if (mesh_.world->size() > 1) {
+            mesh_.world->all_reduce_max("stop", asked);
+        }
+        return asked.item<std::int64_t>() != 0;
+    }
+
+    /// This dp rank's micro-batches of the next global batch.
+    [[nodiscard]] std::vector<TokenBatch> next_batches() const {
+        const std::int64_t rows_per_rank = recipe_.train.global_batch_size / parallel_.dp;
+        const std::int64_t first = state_.consumed_rows + mesh_.dp->rank() * rows_per_rank;
+        std::vector<Row> rows;
+        for (std::int64_t i = 0; i < rows_per_rank; ++i) {
+            rows.push_back(data_->sample(first + i));
+        }
+        return make_batches(rows, recipe_.train.micro_batch_size);
+    }
+
+    void reset_recorders() const {
+        for (const auto& group : {mesh_.world, mesh_.cp, mesh_.dp}) {
+            group->recorder().reset();
+        }
+    }
+    [[nodiscard]] std::map<std::string, OpTraffic> collect_traffic() const {
+        std::map<std::string, OpTraffic> traffic;
+        for (const auto& group : {mesh_.world, mesh_.cp, mesh_.dp}) {
+            for (const auto& [op, moved] : group->recorder().traffic()) {
+                traffic[op].messages += moved.messages;
+                traffic[op].bytes += moved.bytes;
+                traffic[op].seconds += moved.seconds;
+            }
+        }
+        return traffic;
+    }
+
+    StepMetrics step() {
+        const std::int64_t number = state_.step + 1;
+        mesh_.set_step(number);
+        reset_recorders();
+        try {
+            StepMetrics metrics = update(number);
+            if (recipe_.train.eval_every > 0 && number % recipe_.train.eval_every == 0) {
+                metrics.validation_loss = report_.validation_loss = validate();
+            }
+            on_rank_zero(mesh_, "write the metrics", [&] {
+                if (metrics_) {
+                    metrics_->write(metrics);
+                }
+            });
+            return metrics;
+        } catch (const NumericsError& error) {
+            throw NumericsError(fmt::format("step {}: {}", number, error.what()), error.where());
+        }
+    }
+
+    StepMetrics update(std::int64_t number) {
+        const Clock::time_point start = Clock::now();
+        StepMetrics metrics{.step = number, .num_ranks = mesh_.world->size()};
+        const std::vector<TokenBatch> batches = next_batches();
+        metrics.data_seconds = seconds_since(start);
+        const StepLoss loss = forward_backward(*model_, batches, parallel_, mesh_);
+        metrics.forward_backward_seconds = seconds_since(start) - metrics.data_seconds;
+        const auto& optimizer = recipe_.train.optimizer;
+        const auto& schedule = recipe_.train.schedule;
+        metrics.learning_rate = learning_rate_at({.learning_rate = optimizer.lr,
+                                                  .steps = recipe_.train.steps,
+                                                  .warmup_steps = schedule.warmup_steps,
+                                                  .decay = schedule.decay,
+                                                  .min_lr_ratio = schedule.min_lr_ratio},
+                                                 state_.step);
+        metrics.grad_norm = clip_gradients(model_->parameters(), recipe_.train.grad_clip);
+        optimizer_->step(metrics.learning_rate);
+        metrics.step_seconds = seconds_since(start);
+        metrics.optimizer_seconds =
+            metrics.step_seconds - metrics.data_seconds - metrics.forward_backward_seconds;
+        metrics.loss = loss.loss;
+        metrics.num_labels = loss.num_labels;
+        metrics.num_tokens = loss.num_tokens;
+        metrics.traffic = collect_traffic();
+        if (report_.is_bytes) {
+            metrics.bits_per_byte = loss.loss / std::numbers::ln2;
+        }
+        report_.first_loss = state_.step == report_.first_step ? loss.loss : report_.first_loss;
+        report_.last_loss = loss.loss;
+        state_.step = number;
+        state_.consumed_rows += recipe_.train.global_batch_size;
+        num_tokens_ += loss.num_tokens;
+        seconds_ += metrics.step_seconds;
+        return metrics;
+    }
+
+    [[nodiscard]] double validate() const {
+        const std::int64_t num_rows = std::min(validation_->num_rows(), kMaxValidationRows);
+        std::vector<Row> rows;
+        for (std::int64_t i = mesh_.dp->rank(); i < num_rows; i += parallel_.dp) {
+            rows.push_back(validation_->sample(i));
+        }
+        const auto batches = make_batches(rows, recipe_.train.micro_batch_size);
+        return forward_only(*model_, batches, parallel_, mesh_).loss;
+    }
+
+    void save() {
+        if (!recipe_.checkpoint.dir || state_.step == saved_step_ ||
+            state_.step == report_.first_step) {
+            return;
+        }
+        // Rank 0 waits for nobody: parameters are the same on every rank after a step.
+        on_rank_zero(mesh_, "save the checkpoint", [&] {
+            report_.checkpoint_folder =
+                save_checkpoint(*recipe_.checkpoint.dir, *model_, *optimizer_, state_);
+            prune_checkpoints(*recipe_.checkpoint.dir, state_.step, recipe_.checkpoint.keep);
+        });
+        saved_step_ = state_.step;
+        draw();
+    }
+
+    void draw() {
+        on_rank_zero(mesh_, "draw the loss curve", [&] {
+            if (metrics_) {
+                report_.picture_path =
+                    (std::filesystem::path(*recipe_.log.dir) / "loss.svg").string();
+                write_file_atomically(report_.picture_path,
+                                      loss_curve_svg(metrics_->curve(), *recipe_.log.dir));
+            }
+        });
+    }
+
+    const Recipe& recipe_;
+    const Mesh& mesh_;
+    const TrainOptions& options_;
+    Parallel parallel_;
+    std::optional<HybridModel> model_;
+    std::optional<RowLoader> data_;
+    std::optional<RowLoader> validation_;
+    std::optional<AdamW> optimizer_;
+    std::optional<MetricsFile> metrics_;  // on rank 0
+    std::optional<Progress> progress_;    // on rank 0
+    TrainState state_;
+    TrainReport report_;
+    std::int64_t saved_step_ = -1;
+    std::int64_t num_tokens_ = 0;
+    double seconds_ = 0.0;
+};
+}  // namespace
+
+TrainReport run_training(const Recipe& recipe, const Mesh& mesh, const TrainOptions& options) {
+    return Trainer(recipe, mesh, options).run();
+}
+
+}  // namespace hybridcp

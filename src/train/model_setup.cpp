@@ -1,0 +1,31 @@
+#include "train/model_setup.h"
+
+#include "hybridcp/error.h"
+
+namespace hybridcp {
+
+ModelConfig recipe_model_config(const ModelRecipe& recipe) {
+    ModelConfig config =
+        recipe.path ? read_model_config(*recipe.path) : preset_model_config(recipe.preset.value());
+    return recipe.num_layers ? with_num_layers(std::move(config), *recipe.num_layers) : config;
+}
+
+at::ScalarType compute_dtype_of(const std::string& dtype) {
+    HCP_CHECK(dtype == "fp32" || dtype == "bf16", "model.dtype {} (one of bf16, fp32)", dtype);
+    return dtype == "fp32" ? at::kFloat : at::kBFloat16;
+}
+
+HybridModel make_model(const Recipe& recipe, std::string* note) {
+    const ModelConfig config = recipe_model_config(recipe.model);
+    const at::Device device(recipe.train.accelerator.device);
+    const at::ScalarType dtype = compute_dtype_of(recipe.model.dtype);
+    HybridModel model =
+        recipe.model.path
+            ? HybridModel(config, load_parameters(*recipe.model.path, config, device, note), dtype)
+            : HybridModel::random(config, static_cast<std::uint64_t>(recipe.train.seed), dtype,
+                                  device);
+    model.gdn_chunk_size = recipe.train.gdn_chunk_size;
+    return model;
+}
+
+}  // namespace hybridcp
