@@ -66,7 +66,7 @@ Row make_row(const Corpus& corpus, std::int64_t sequence_length, bool packing, s
 
 std::uint64_t permuted_index(std::uint64_t index, std::uint64_t size, std::uint64_t key) {
     HCP_CHECK(index < size, "index {} of {}", index, size);
-    const int half_bits = std::max(1, (std::bit_width(size - 1) + 1) / 2);
+    const int half_bits = std::max(1, (static_cast<int>(std::bit_width(size - 1)) + 1) / 2);
     const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
     do {
         std::uint64_t left = index >> half_bits;

@@ -31,7 +31,8 @@ TEST(Recipe, ValuesListsAndOverridesAreRead) {
     const Recipe recipe = parse_recipe(
         "model: {path: some/folder, num_layers: 4}\n"
         "data:\n  path: [a/*.txt, b.jsonl]\n  packing: false\n"
-        "train:\n  optimizer: {lr: 3e-4, betas: [0.8, 0.9]}\n  accelerator: {cp: 4, ulysses_degree: 4}\n",
+        "train:\n  optimizer: {lr: 3e-4, betas: [0.8, 0.9]}\n  accelerator: {cp: 4, "
+        "ulysses_degree: 4}\n",
         "r.yaml", {"train.accelerator.cp=8", "data.path=c.txt", "train.schedule={decay: linear}"});
     EXPECT_EQ(recipe.model.path, "some/folder");
     EXPECT_FALSE(recipe.model.preset.has_value());
@@ -69,12 +70,14 @@ TEST(Recipe, WrongTypesAndRangesSayWhatIsAllowed) {
     EXPECT_EQ(refusal("", {"train.optimizer.lr=-1"}),
               "override 'train.optimizer.lr=-1': train.optimizer.lr is -1, but must be a number of "
               "at least 0");
-    EXPECT_EQ(refusal("", {"train.optimizer.lr=.nan"}),
-              "override 'train.optimizer.lr=.nan': train.optimizer.lr is .nan, but must be a number "
-              "of at least 0");
-    EXPECT_EQ(refusal("train: {optimizer: {betas: [0.9, 1.0]}}\n"),
-              "r.yaml:1: train.optimizer.betas is [0.9, 1.0], but must be a number of at least 0 and "
-              "below 1");
+    EXPECT_EQ(
+        refusal("", {"train.optimizer.lr=.nan"}),
+        "override 'train.optimizer.lr=.nan': train.optimizer.lr is .nan, but must be a number "
+        "of at least 0");
+    EXPECT_EQ(
+        refusal("train: {optimizer: {betas: [0.9, 1.0]}}\n"),
+        "r.yaml:1: train.optimizer.betas is [0.9, 1.0], but must be a number of at least 0 and "
+        "below 1");
     EXPECT_EQ(refusal("model: {dtype: fp16}\n"),
               "r.yaml:1: model.dtype is fp16, but must be one of bf16, fp32");
     EXPECT_EQ(refusal("data: {packing: 1}\n"),
