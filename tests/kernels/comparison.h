@@ -49,7 +49,7 @@ inline at::Tensor random_normal(at::IntArrayRef shape,
     return at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(dtype);
 }
 
-/// The one-step distance between bf16 values: at most one unit in the last place apart everywhere.
+/// The largest distance of two bf16 tensors in units of the last place.
 inline std::int64_t largest_bf16_steps(const at::Tensor& x, const at::Tensor& reference) {
     const auto order = [](const at::Tensor& values) {  // monotone integers of bf16 bit patterns
         const at::Tensor bits = values.contiguous().view(at::kShort).to(at::kLong);

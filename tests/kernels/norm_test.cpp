@@ -98,6 +98,11 @@ TEST(Norm, GoldenGated) {
         EXPECT_LE(largest_bf16_steps(y_bf16, file.read("y_bf16")), 1);
         const auto gradients = gradients_of(y, file.read("dy"), inputs);
         const auto bf16 = gradients_of(y_bf16, file.read("dy").to(at::kBFloat16), bf16_inputs);
+        // The tiny rows, where only eps counts, come first and outweigh all others in dx.
+        const std::int64_t others = y.size(1) - 2;
+        EXPECT_LE(
+            relative_l2(gradients[0].narrow(1, 2, others), file.read("dx").narrow(1, 2, others)),
+            kGradientBar);
         for (std::size_t i = 0; i < names.size(); ++i) {
             EXPECT_LE(relative_l2(gradients[i], file.read("d" + names[i])), kGradientBar)
                 << names[i];
