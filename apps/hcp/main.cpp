@@ -1,1 +1,112 @@
-int main() { return 0; }
+// The command line: parse, dispatch, and turn every failure into one line on stderr and an exit
+// status: 1 a check or a run failed, 2 the request was wrong.
+#include <ATen/Context.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/launch_environment.h"
+#include "hcp/command_line.h"
+#include "hcp/launcher.h"
+#include "hybridcp/error.h"
+
+namespace hybridcp::cli {
+
+namespace {
+
+int print_version() {
+    fmt::print("hcp {} (libtorch {}, {})\n", HCP_VERSION, TORCH_VERSION,
+#ifdef HCP_CUDA
+               "CPU and CUDA"
+#else
+               "CPU only"
+#endif
+    );
+    return 0;
+}
+
+int dispatch(const Request& request) {
+    switch (request.command) {
+        case Command::kTrain:
+            return train(request.train);
+        case Command::kVerifyModel:
+            return verify_model(request.verify_model);
+        case Command::kVerifyTrajectory:
+            return verify_trajectory(request.verify_trajectory);
+        case Command::kVerifyParallel:
+            return verify_parallel(request.verify_parallel);
+        case Command::kExport:
+            return export_checkpoint(request.export_checkpoint);
+        case Command::kVerifyOp:
+            return verify_op(request.verify_op);
+        case Command::kVersion:
+            return print_version();
+    }
+    throw CheckError("a command without an action");
+}
+
+int run(const std::vector<std::string>& arguments) {
+    const std::optional<Request> request = parse_command_line(arguments);
+    if (!request) {
+        return 0;
+    }
+    if (!request->num_ranks || *request->num_ranks == 1) {
+        return dispatch(*request);
+    }
+    const LaunchEnvironment environment = read_launch_environment();
+    if (environment.source != "single") {
+        throw UsageError(
+            fmt::format("--nproc starts ranks itself, but {} has started this process as rank {}: "
+                        "leave --nproc out",
+                        environment.source, environment.rank));
+    }
+    std::vector<std::string> rank_arguments = without_nproc(arguments);
+    rank_arguments.insert(rank_arguments.begin(), "hcp");
+    return launch_local_ranks({.num_ranks = *request->num_ranks, .arguments = rank_arguments});
+}
+
+// A wrong request is wrong on every rank alike, and a bad file at least on every rank of a machine:
+// one says so.
+bool is_said_elsewhere(const Error& error) {
+    if (error.exit_status() != 2) {
+        return false;
+    }
+    try {
+        const LaunchEnvironment environment = read_launch_environment();
+        return error.kind() == ErrorKind::kUsage ? environment.rank != 0
+                                                 : environment.local_rank != 0;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+std::string first_line(const std::string& text) {
+    return text.substr(0, text.find('\n'));
+}
+
+int guarded_run(const std::vector<std::string>& arguments) {
+    try {
+        return run(arguments);
+    } catch (const Error& error) {
+        if (!is_said_elsewhere(error)) {
+            fmt::print(stderr, "hcp: {}\n", first_line(error.what()));
+        }
+        return error.exit_status();
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "hcp: internal error: {}\n", first_line(error.what()));
+        return 1;
+    }
+}
+
+}  // namespace
+
+}  // namespace hybridcp::cli
+
+int main(int argc, char** argv) {
+    return hybridcp::cli::guarded_run(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,235 @@
+#include "hcp/command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "hybridcp/error.h"
+
+namespace hybridcp::cli {
+
+namespace {
+
+void examples(CLI::App* command, const std::string& text) {
+    command->footer("Examples:\n" + text);
+}
+
+const char* const kOverrideHelp =
+    "key.path=value, laid over the recipe; e.g. train.accelerator.linear_attention_cp_mode=p2p";
+
+void add_nproc(CLI::App* command, Request& request) {
+    command->add_option(
+        "--nproc", request.num_ranks,
+        "start so many ranks on this machine (without it: torchrun's, Slurm's or Open MPI's)");
+}
+
+void add_train(CLI::App& app, Request& request) {
+    CLI::App* command = app.add_subcommand("train", "Train as a recipe says");
+    command->add_option("recipe", request.train.recipe_path, "the recipe, YAML")->required();
+    command->add_option("overrides", request.train.overrides, kOverrideHelp);
+    add_nproc(command, request);
+    examples(
+        command,
+        "  hcp train recipes/demo.yaml --nproc 4\n"
+        "  hcp train recipes/demo.yaml --nproc 4 train.steps=20 train.optimizer.lr=1e-3\n"
+        "  hcp train recipes/demo.yaml --nproc 4 train.accelerator.dp=2 train.accelerator.cp=2\n"
+        "  torchrun --no-python --nproc-per-node 4 hcp train recipes/demo.yaml\n"
+        "A run that was stopped (Ctrl-C, SIGTERM) goes on from its checkpoint when started again.");
+    command->callback([&request] { request.command = Command::kTrain; });
+}
+
+void add_verify_model(CLI::App& verify, Request& request) {
+    CLI::App* command = verify.add_subcommand(
+        "model", "A Hugging Face folder's forward and backward pass, recorded");
+    VerifyModelOptions& options = request.verify_model;
+    command->add_option("folder", options.model_folder, "config.json and *.safetensors")
+        ->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    command->add_option("--batch", options.batch_path, "input_ids, targets [, cu_seqlens]")
+        ->required();
+    command->add_option("--expected", options.expected_path, "loss, hidden.norm, grad.NAME, ...")
+        ->required();
+    command->add_option("--dtype", options.dtype, "fp32 (default) or bf16");
+    command->add_flag(
+        "--against-one-rank", options.against_one_rank,
+        "compute on one rank too: the error may be twice as large, or a quarter of the bar");
+    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_nproc(command, request);
+    examples(command,
+             "  D=tests/golden/models/dense_tiny\n"
+             "  hcp verify model $D --batch $D/packed/batch.safetensors --expected "
+             "$D/packed/expected.safetensors \\\n"
+             "      --nproc 3 train.accelerator.linear_attention_cp_mode=p2p \\\n"
+             "      train.accelerator.full_attention_cp_mode=all_gather");
+    command->callback([&request] { request.command = Command::kVerifyModel; });
+}
+
+void add_verify_trajectory(CLI::App& verify, Request& request) {
+    CLI::App* command =
+        verify.add_subcommand("trajectory", "A recorded training run, step by step");
+    VerifyTrajectoryOptions& options = request.verify_trajectory;
+    command->add_option("folder", options.folder, "manifest.json, tokens, trace, final")
+        ->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    command->add_option("--model", options.model_folder, "the model that the run starts from")
+        ->required();
+    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_nproc(command, request);
+    examples(command,
+             "  hcp verify trajectory tests/golden/trajectories/dense_tiny --model "
+             "tests/golden/models/dense_tiny\n"
+             "  hcp verify trajectory tests/golden/trajectories/dense_tiny --model "
+             "tests/golden/models/dense_tiny \\\n"
+             "      --nproc 4 train.accelerator.dp=2 train.accelerator.cp=2");
+    command->callback([&request] { request.command = Command::kVerifyTrajectory; });
+}
+
+void add_verify_parallel(CLI::App& verify, Request& request) {
+    CLI::App* command =
+        verify.add_subcommand("parallel", "A recipe on all ranks against the same on one rank");
+    VerifyParallelOptions& options = request.verify_parallel;
+    command->add_option("recipe", options.recipe_path, "the recipe, YAML")->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    command->add_flag(
+        "--chunk-bar", options.chunk_bar,
+        "a third run, with another chunk size on one rank: twice its difference may be the bar");
+    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_nproc(command, request);
+    examples(
+        command,
+        "  hcp verify parallel recipes/parity.yaml --nproc 4\n"
+        "  hcp verify parallel recipes/parity.yaml --nproc 8 --chunk-bar --report parity.json");
+    command->callback([&request] { request.command = Command::kVerifyParallel; });
+}
+
+void add_export(CLI::App& app, Request& request) {
+    CLI::App* command =
+        app.add_subcommand("export", "Write a checkpoint's model in Hugging Face's format");
+    ExportRequest& options = request.export_checkpoint;
+    command
+        ->add_option("checkpoint", options.checkpoint,
+                     "a checkpoint, or a folder of them: its newest")
+        ->required();
+    command->add_option("folder", options.folder, "where config.json and model.safetensors go")
+        ->required();
+    command->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
+    examples(command, "  hcp export runs/demo exported/demo --dtype bf16");
+    command->callback([&request] { request.command = Command::kExport; });
+}
+
+void add_verify_op(CLI::App& verify, Request& request) {
+    CLI::App* op = verify.add_subcommand(
+        "op", "One operator against golden cases (ops/NAME/CASE.safetensors)");
+    VerifyOpOptions& options = request.verify_op;
+    op->add_option("name", options.op, "gdn, conv1d, gated_rmsnorm, gated_attention, ...")
+        ->required();
+    op->add_option("files", options.files, "golden cases, their manifest.json beside them")
+        ->required();
+    op->add_option("--backend", options.backend, "eager, or reference (fp64)")
+        ->capture_default_str();
+    op->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
+    op->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
+    op->add_option("--chunk", options.chunk_size, "gdn: tokens a chunk")->capture_default_str();
+    op->add_option("--report", options.report_path, "write the tables as JSON to this file");
+    examples(op,
+             "  hcp verify op gdn tests/golden/ops/gdn/*.safetensors\n"
+             "  hcp verify op gdn tests/golden/ops/gdn/cp4.safetensors --backend reference\n"
+             "  hcp verify op conv1d tests/golden/ops/conv1d/varlen.safetensors --dtype bf16 "
+             "--report r.json");
+    op->callback([&request] { request.command = Command::kVerifyOp; });
+}
+
+void add_version(CLI::App& app, Request& request) {
+    CLI::App* version =
+        app.add_subcommand("version", "Version of hcp and of the libraries it runs on");
+    examples(version, "  hcp version");
+    version->callback([&request] { request.command = Command::kVersion; });
+}
+
+std::vector<std::string> names(const CLI::App& app) {
+    std::vector<std::string> all;
+    for (const CLI::App* command : app.get_subcommands({})) {
+        all.push_back(command->get_name());
+    }
+    return all;
+}
+
+// CLI11 reports an unknown command as a surplus argument; say which one was meant.
+void check_command_word(const CLI::App& app, const std::string& path, const std::string& word) {
+    const auto known = names(app);
+    if (word.empty() || word[0] == '-' ||
+        std::find(known.begin(), known.end(), word) != known.end()) {
+        return;
+    }
+    throw UsageError(fmt::format("unknown command '{} {}': did you mean {}? (known: {})", path,
+                                 word, nearest_word(word, known), fmt::join(known, ", ")));
+}
+
+std::string command_path(const CLI::App& app) {
+    std::string path = "hcp";
+    const CLI::App* level = &app;
+    while (!level->get_subcommands().empty()) {
+        level = level->get_subcommands().front();
+        path += " " + level->get_name();
+    }
+    return path;
+}
+
+std::string one_line(std::string text) {
+    for (char& c : text) {
+        c = c == '\n' ? ' ' : c;
+    }
+    return text;
+}
+
+}  // namespace
+
+std::optional<Request> parse_command_line(const std::vector<std::string>& arguments) {
+    Request request;
+    CLI::App app("HybridCP: trains hybrid transformers by context parallelism", "hcp");
+    app.require_subcommand(1);
+    add_train(app, request);
+    CLI::App* verify =
+        app.add_subcommand("verify", "Compare with reference numbers: exit status 1 if any is off");
+    verify->require_subcommand(1);
+    add_verify_op(*verify, request);
+    add_verify_model(*verify, request);
+    add_verify_trajectory(*verify, request);
+    add_verify_parallel(*verify, request);
+    add_export(app, request);
+    add_version(app, request);
+    if (!arguments.empty()) {
+        check_command_word(app, "hcp", arguments[0]);
+        if (arguments[0] == "verify" && arguments.size() > 1) {
+            check_command_word(*verify, "hcp verify", arguments[1]);
+        }
+    }
+    try {
+        std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+        app.parse(reversed);  // CLI11 wants them from the last to the first
+    } catch (const CLI::Success& help) {
+        (void)app.exit(help);
+        return std::nullopt;
+    } catch (const CLI::ParseError& error) {
+        const std::string path = command_path(app);
+        throw UsageError(
+            fmt::format("{} ({} --help shows how)", one_line(error.what()), path));
+    }
+    return request;
+}
+
+std::vector<std::string> without_nproc(const std::vector<std::string>& arguments) {
+    std::vector<std::string> rest;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        if (arguments[i] == "--nproc") {
+            ++i;
+        } else if (arguments[i].rfind("--nproc=", 0) != 0) {
+            rest.push_back(arguments[i]);
+        }
+    }
+    return rest;
+}
+
+}  // namespace hybridcp::cli

@@ -1,0 +1,61 @@
+#include "hcp/model_run.h"
+
+#include <ATen/ATen.h>
+
+#include "kernels/loss/cross_entropy.h"
+#include "ops/batch_plan.h"
+#include "ops/context_parallel.h"
+#include "train/gradient_reduction.h"
+
+namespace hybridcp::cli {
+
+ModelResults run_model(const HybridModel& model,
+                       const TokenBatch& batch,
+                       const Parallel& parallel,
+                       const Mesh& mesh) {
+    for (const NamedParameter& parameter : model.parameters()) {
+        at::Tensor value = parameter.value;
+        value.mutable_grad().reset();
+    }
+    const at::Device device = model.parameters().front().value.device();
+    const Layout layout = Layout::make({.kind = parallel.layout_kind,
+                                        .cut = parallel.layout_cut,
+                                        .num_ranks = parallel.cp,
+                                        .document_lengths = batch.document_lengths});
+    mesh.cp->agree(layout.hash(), "the batch and its layout");
+    const BatchPlan plan = make_batch_plan(
+        layout, mesh.cp->rank(), static_cast<int>(model.config().linear_conv_kernel_dim), device);
+    const CpContext context{.group = mesh.cp.get(), .plan = &plan, .parallel = parallel};
+    const at::Tensor token_ids = batch.token_ids.to(device).index_select(0, plan.flat_indices);
+    const at::Tensor targets = batch.targets.to(device).index_select(0, plan.flat_indices);
+
+    const ForwardResult forward = model.forward(token_ids, context, /*keep_per_layer=*/true);
+    const CrossEntropy loss = cross_entropy_lm_head(forward.hidden, model.head_weight(), targets);
+    const auto num_labels = batch.targets.ne(kIgnoredTarget).sum().item<std::int64_t>();
+    const double scale = num_labels > 0 ? 1.0 / static_cast<double>(num_labels) : 0.0;
+    loss.loss_sum.backward(at::full_like(loss.loss_sum, scale));
+    all_reduce_gradients(model.parameters(), *mesh.world);
+
+    const at::NoGradGuard no_grad;
+    const auto gather = [&](const at::Tensor& local) {
+        return gather_flat(local.detach(), layout, *mesh.cp);
+    };
+    ModelResults results;
+    at::Tensor total = loss.loss_sum.detach().to(at::kDouble);
+    if (mesh.world->size() > 1) {
+        mesh.world->all_reduce_sum("loss", total);
+    }
+    results["loss"] = total * scale;
+    results["loss_per_token"] = gather(loss.loss_per_token);
+    for (std::size_t layer = 0; layer < forward.per_layer.size(); ++layer) {
+        results[fmt::format("hidden.{}", layer)] = gather(forward.per_layer[layer]);
+    }
+    results["hidden.norm"] = gather(forward.hidden);
+    results["logits"] = gather(at::matmul(forward.hidden, model.head_weight().t()));
+    for (const NamedParameter& parameter : model.parameters()) {
+        results["grad." + parameter.name] = parameter.value.grad().clone();
+    }
+    return results;
+}
+
+}  // namespace hybridcp::cli
