@@ -214,8 +214,7 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
         return std::nullopt;
     } catch (const CLI::ParseError& error) {
         const std::string path = command_path(app);
-        throw UsageError(
-            fmt::format("{} ({} --help shows how)", one_line(error.what()), path));
+        throw UsageError(fmt::format("{} ({} --help shows how)", one_line(error.what()), path));
     }
     return request;
 }

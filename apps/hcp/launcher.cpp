@@ -183,6 +183,7 @@ class LocalRanks {
             rank.status = status;
             if (status != 0 && first_failure_ == Clock::time_point()) {
                 first_failure_ = Clock::now();
+                store_->set(kRankFailedKey, std::to_string(&rank - ranks_.data()));
             }
             if (WIFSIGNALED(status)) {
                 announce(rank);

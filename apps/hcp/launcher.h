@@ -8,6 +8,10 @@
 
 namespace hybridcp::cli {
 
+/// Set in the job's store by this launcher once a rank has failed, for ranks that wait without a
+/// collective.
+inline constexpr const char* kRankFailedKey = "hcp/rank_failed";
+
 struct LaunchOptions {
     int num_ranks = 1;
     std::vector<std::string> arguments;  // of every rank, without --nproc

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "hcp/launcher.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp::cli {
@@ -69,8 +70,11 @@ int Session::share(int status) {
         store_->set(kVerdictKey, std::vector<std::uint8_t>{static_cast<std::uint8_t>(status)});
     } else {
         try {
-            while (!store_->check({kVerdictKey})) {
+            while (!store_->check({kVerdictKey}) && !store_->check({kRankFailedKey})) {
                 std::this_thread::sleep_for(kPollInterval);
+            }
+            if (!store_->check({kVerdictKey})) {
+                throw CommError("a rank has failed");
             }
             status = store_->get(kVerdictKey).at(0);
         } catch (const std::exception&) {
