@@ -105,8 +105,8 @@ void save_model(const HybridModel& model,
         std::filesystem::remove(folder + "/model.safetensors.index.json", failure);
     } else {
         write_sharded(folder, model.parameters(), shards, dtype);
-        std::filesystem::remove(single_path,
-                                failure);  // of an earlier save; it would be read first
+        // One of an earlier save would be read instead of the shards.
+        std::filesystem::remove(single_path, failure);
     }
     write_model_config(model.config(), folder, dtype);
 }

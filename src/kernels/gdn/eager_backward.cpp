@@ -35,7 +35,8 @@ struct GatePaths {
     Tensor through;     // [B, 1, 1] chunk start to chunk end: crosses all
 };
 
-/// Sum over the paths that cross each row: [B, C].
+/// Sum over the paths that cross each row: [B, C]. Exactly 0 at a reset: every path across it has
+/// decayed to 0.
 Tensor log_decay_gradient(const GatePaths& paths) {
     const std::int64_t C = paths.inside.size(1);
     // later[t, i] = 1 for i >= t
@@ -58,11 +59,10 @@ GdnGradients chunk_gradients(const Problem& problem,
     const std::int64_t group = factors.group;
     const auto& [forward, reverse, gradient] = passes;
     const Tensor& states = forward.states;                          // H
-    const Tensor& d_states = reverse.states;                        // dH'
+    const Tensor d_states = reverse.states;                         // dH'
     Tensor d_r = solve_transposed(factors.system, reverse.values);  // dR
 
-    // Products with the states. dE = beta dR, and U = K H is never formed: <dR_i, U_i> = <k_i, (dR
-    // H^T)_i>.
+    // Products with the states. U = K H is never formed: <dR_i, U_i> = <k_i, (dR H^T)_i>.
     Tensor d_q_read = at::bmm(gradient.d_o, states.mT()).mul_(factors.gamma * problem.scale);
     Tensor d_k_state = at::bmm(forward.values, d_states.mT()).mul_(factors.decay_to_end);
     const Tensor erased = at::bmm(d_r, states.mT()).mul_(factors.gamma);
@@ -94,12 +94,10 @@ GdnGradients chunk_gradients(const Problem& problem,
     const auto to_tokens = [&](const Tensor& x, const Tensor& like) {
         return layout.to_tokens(x, like.size(1), like.scalar_type());
     };
-    Tensor d_g = to_tokens(log_decay_gradient(paths), in.g);
-    d_g.masked_fill_(in.g <= kLogDecayFloor, 0);
     return {.dq = to_tokens(normalise_backward(d_q, factors.q, factors.q_norm), in.q),
             .dk = to_tokens(normalise_backward(d_k, factors.k, factors.k_norm), in.k),
             .dv = to_tokens(d_r.mul_(factors.beta), in.v),
-            .dg = d_g,
+            .dg = to_tokens(log_decay_gradient(paths), in.g),
             .dbeta = to_tokens(d_beta, in.beta),
             .dS_start = layout.to_segment_order(reverse.last, problem.value_heads())};
 }
