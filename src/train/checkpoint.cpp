@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -24,25 +25,25 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kVersion = 1;
+constexpr std::string_view kFolderPrefix = "step-";
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "state.json";
 constexpr const char* kManifestFile = "manifest.json";
 
 std::string step_folder(const std::string& dir, std::int64_t step) {
-    return (fs::path(dir) / fmt::format("step-{:08}", step)).string();
+    return (fs::path(dir) / fmt::format("{}{:08}", kFolderPrefix, step)).string();
 }
 
 /// The step of a folder named step-N; nothing for another name.
 std::optional<std::int64_t> step_of_folder(const fs::path& folder) {
     const std::string name = folder.filename().string();
-    constexpr std::size_t kPrefix = 5;  // "step-"
     std::int64_t step = 0;
-    if (!name.starts_with("step-")) {
+    if (!name.starts_with(kFolderPrefix)) {
         return std::nullopt;
     }
     const auto [end, error] =
-        std::from_chars(name.data() + kPrefix, name.data() + name.size(), step);
+        std::from_chars(name.data() + kFolderPrefix.size(), name.data() + name.size(), step);
     return error == std::errc{} && end == name.data() + name.size() ? std::optional(step)
                                                                     : std::nullopt;
 }
@@ -132,7 +133,7 @@ void write_state_and_manifest(const std::string& folder, const TrainState& state
 }
 
 /// Copies `name` of a file into `into`. Errors: UsageError when the shape differs.
-void read_into(const SafetensorsFile& file, const std::string& name, at::Tensor into) {
+void read_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& into) {
     if (!file.contains(name)) {
         throw UsageError(
             fmt::format("{}: has no tensor {}, which the recipe's model needs: use the model "

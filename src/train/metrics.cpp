@@ -102,7 +102,7 @@ MetricsFile::MetricsFile(const std::string& dir, std::int64_t last_step)
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {
-    stream_ << to_json_line(metrics, memory_use()) << std::endl;
+    stream_ << to_json_line(metrics, memory_use()) << '\n' << std::flush;
     if (!stream_) {
         throw FormatError(fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
     }

@@ -7,8 +7,9 @@
 namespace hybridcp {
 
 namespace {
+constexpr std::int64_t kBarWidth = 20;
 constexpr const char* kClearLine = "\r\x1b[K";
-}
+}  // namespace
 
 std::string format_duration(double seconds) {
     const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
@@ -42,7 +43,6 @@ std::string Progress::describe(const StepMetrics& metrics) const {
 void Progress::show(const StepMetrics& metrics) {
     const bool is_last = metrics.step == options_.total_steps;
     if (options_.is_terminal) {
-        constexpr std::int64_t kBarWidth = 20;
         const std::int64_t filled =
             kBarWidth * metrics.step / std::max<std::int64_t>(options_.total_steps, 1);
         out_ << kClearLine << '[' << std::string(static_cast<std::size_t>(filled), '#')
@@ -50,18 +50,18 @@ void Progress::show(const StepMetrics& metrics) {
              << describe(metrics) << std::flush;
         bar_is_open_ = true;
     } else if (is_last || metrics.validation_loss || metrics.step % options_.every == 0) {
-        out_ << describe(metrics) << std::endl;
+        out_ << describe(metrics) << '\n' << std::flush;
     }
 }
 
 void Progress::note(const std::string& text) {
-    out_ << (bar_is_open_ ? kClearLine : "") << text << std::endl;
+    out_ << (bar_is_open_ ? kClearLine : "") << text << '\n' << std::flush;
     bar_is_open_ = false;
 }
 
 void Progress::finish() {
     if (bar_is_open_) {
-        out_ << std::endl;
+        out_ << '\n' << std::flush;
         bar_is_open_ = false;
     }
 }

@@ -64,7 +64,7 @@ void apply_override(const std::string& text, GivenValues& values) {
     if (equals == std::string::npos || equals == 0) {
         throw UsageError(fmt::format("override '{}': write key.path=value", text));
     }
-    const std::string where = fmt::format("override '{}'", text);
+    std::string where = fmt::format("override '{}'", text);
     GivenValues given;
     flatten(
         parse_yaml(text.substr(equals + 1), where), text.substr(0, equals),

@@ -66,7 +66,7 @@ class Trainer {
     [[nodiscard]] bool is_first_rank() const { return mesh_.world->rank() == 0; }
     void note(const std::string& text) const {
         if (is_first_rank() && options_.out != nullptr && !text.empty()) {
-            *options_.out << text << std::endl;
+            *options_.out << text << '\n' << std::flush;
         }
     }
 
@@ -204,6 +204,7 @@ class Trainer {
         const std::int64_t rows_per_rank = recipe_.train.global_batch_size / parallel_.dp;
         const std::int64_t first = state_.consumed_rows + mesh_.dp->rank() * rows_per_rank;
         std::vector<Row> rows;
+        rows.reserve(static_cast<std::size_t>(rows_per_rank));
         for (std::int64_t i = 0; i < rows_per_rank; ++i) {
             rows.push_back(data_->sample(first + i));
         }
