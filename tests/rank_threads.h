@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -20,6 +21,10 @@
 #include "hybridcp/group.h"
 
 namespace hybridcp::testing {
+
+/// libtorch's flight recorder keeps one map for all groups of a process and writes to it without a
+/// lock (a crash now and then when ranks are threads), so it is off before any group exists.
+inline const int kFlightRecorderIsOff = ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
 
 /// What the ranks threw. A CommError is mostly the echo of another rank's failure, so it is told
 /// last.
