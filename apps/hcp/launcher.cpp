@@ -109,6 +109,9 @@ class LocalRanks {
             reap();
             end_survivors();
         }
+        if (num_stop_requests_ > 0 && status() != 0) {
+            fmt::print(stderr, "hcp: stopped\n");
+        }
         return status();
     }
 
@@ -117,7 +120,6 @@ class LocalRanks {
         pid_t pid = -1;
         bool running = true;
         int status = 0;  // as waitpid gives it
-        bool announced = false;
     };
 
     void start_rank(int rank, int port) {
@@ -183,7 +185,8 @@ class LocalRanks {
             rank.status = status;
             if (status != 0 && first_failure_ == Clock::time_point()) {
                 first_failure_ = Clock::now();
-                store_->set(kRankFailedKey, std::to_string(&rank - ranks_.data()));
+                first_failed_ = static_cast<std::size_t>(&rank - ranks_.data());
+                store_->set(kRankFailedKey, std::to_string(first_failed_));
             }
             if (WIFSIGNALED(status)) {
                 announce(rank);
@@ -191,11 +194,12 @@ class LocalRanks {
         }
     }
 
-    void announce(Rank& rank) {
-        if (!rank.announced && num_stop_requests_ == 0 && !ending_survivors_) {
+    /// A rank that a signal ended cannot say so itself.
+    void announce(const Rank& rank) {
+        if (num_stop_requests_ == 0 && !ending_survivors_) {
             fmt::print(stderr, "hcp: rank {} {}\n", &rank - ranks_.data(), describe(rank.status));
         }
-        rank.announced = true;
+        announced_ = true;
     }
 
     void end_survivors() {
@@ -203,12 +207,8 @@ class LocalRanks {
             return;
         }
         const auto since = Clock::now() - first_failure_;
-        if (since > kAnnounceAfter) {
-            for (Rank& rank : ranks_) {
-                if (!rank.running && rank.status != 0) {
-                    announce(rank);
-                }
-            }
+        if (since > kAnnounceAfter && !announced_) {
+            announce(ranks_[first_failed_]);
         }
         if (since > options_.grace && !ending_survivors_) {
             fmt::print(stderr,
@@ -238,7 +238,9 @@ class LocalRanks {
     c10::intrusive_ptr<c10d::Store> store_;
     std::vector<Rank> ranks_;
     int num_stop_requests_ = 0;
+    bool announced_ = false;
     bool ending_survivors_ = false;
+    std::size_t first_failed_ = 0;
     Clock::time_point first_failure_;
 };
 

@@ -9,8 +9,8 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -44,9 +44,7 @@ class ScratchFolder {
 
 inline std::string read_text(const std::string& path) {
     std::ifstream stream(path, std::ios::binary);
-    std::stringstream text;
-    text << stream.rdbuf();
-    return text.str();
+    return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 inline void write_text(const std::string& path, const std::string& text) {
