@@ -101,7 +101,7 @@ class HybridModel {
     [[nodiscard]] at::ScalarType compute_dtype() const { return compute_dtype_; }
     [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
     [[nodiscard]] const at::Tensor& parameter(const std::string& name) const;
-    /// lm_head.weight, or the embedding when tied, in the compute dtype. [vocabulary, d]
+    /// lm_head.weight, or the embedding when tied, in fp32. [vocabulary, d]
     [[nodiscard]] at::Tensor head_weight() const;
 
     /// token_ids: [T] int64, the local tokens in the plan's local order.

@@ -3,7 +3,6 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/sigmoid.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +11,7 @@
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
 #include "kernels/gdn/gate.h"
+#include "kernels/linear/linear.h"
 #include "kernels/mlp/swiglu.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
@@ -52,17 +52,18 @@ const at::Tensor& HybridModel::parameter(const std::string& name) const {
     return parameters_[found->second].value;
 }
 
+// Weights enter the kernels in fp32 (fp64 in fp64), which round them at use and sum their gradients
+// unrounded.
+at::Tensor HybridModel::exact_weight(const std::string& name) const {
+    return parameter(name).to(compute_dtype_ == at::kDouble ? at::kDouble : at::kFloat);
+}
+
 at::Tensor HybridModel::head_weight() const {
-    return parameter(config_.tie_word_embeddings ? kEmbeddingName : kHeadName).to(compute_dtype_);
+    return exact_weight(config_.tie_word_embeddings ? kEmbeddingName : kHeadName);
 }
 
 at::Tensor HybridModel::weight(std::int64_t layer, const std::string& suffix) const {
-    return parameter(layer_parameter_name(layer, suffix)).to(compute_dtype_);
-}
-
-// Norm weights, A_log and dt_bias enter in the precision of their arithmetic: fp32 (fp64 in fp64).
-at::Tensor HybridModel::exact_weight(const std::string& name) const {
-    return parameter(name).to(compute_dtype_ == at::kDouble ? at::kDouble : at::kFloat);
+    return exact_weight(layer_parameter_name(layer, suffix));
 }
 
 at::Tensor HybridModel::linear_attention(const at::Tensor& x,
@@ -74,30 +75,29 @@ at::Tensor HybridModel::linear_attention(const at::Tensor& x,
     const std::int64_t key_dim = config_.linear_key_head_dim;
     const std::int64_t value_dim = config_.linear_value_head_dim;
 
-    const at::Tensor qkv = at::linear(x, weight(layer, "linear_attn.in_proj_qkv.weight"));
-    const at::Tensor z = at::linear(x, weight(layer, "linear_attn.in_proj_z.weight"));
-    const at::Tensor b = at::linear(x, weight(layer, "linear_attn.in_proj_b.weight"));
-    const at::Tensor a = at::linear(x, weight(layer, "linear_attn.in_proj_a.weight"));
+    const at::Tensor qkv = linear_projection(x, weight(layer, "linear_attn.in_proj_qkv.weight"));
+    const at::Tensor z = linear_projection(x, weight(layer, "linear_attn.in_proj_z.weight"));
+    const at::Tensor b = linear_projection(x, weight(layer, "linear_attn.in_proj_b.weight"));
+    const at::Tensor a = linear_projection(x, weight(layer, "linear_attn.in_proj_a.weight"));
 
     const at::Tensor conv_weight = weight(layer, "linear_attn.conv1d.weight").squeeze(1);
     const std::vector<at::Tensor> split =
         causal_conv_silu_cp(qkv, conv_weight, context)
             .split_with_sizes({key_heads * key_dim, key_heads * key_dim, value_heads * value_dim},
                               1);
-    const GdnInputs inputs{
-        .q = split[0].reshape({tokens, key_heads, key_dim}),
-        .k = split[1].reshape({tokens, key_heads, key_dim}),
-        .v = split[2].reshape({tokens, value_heads, value_dim}),
-        .g = gdn_log_decay(a, exact_weight(layer_parameter_name(layer, "linear_attn.A_log")),
-                           exact_weight(layer_parameter_name(layer, "linear_attn.dt_bias"))),
-        .beta = gdn_beta(b)};
+    const GdnInputs inputs{.q = split[0].reshape({tokens, key_heads, key_dim}),
+                           .k = split[1].reshape({tokens, key_heads, key_dim}),
+                           .v = split[2].reshape({tokens, value_heads, value_dim}),
+                           .g = gdn_log_decay(a, weight(layer, "linear_attn.A_log"),
+                                              weight(layer, "linear_attn.dt_bias")),
+                           .beta = gdn_beta(b)};
     const at::Tensor o_THV =
         gated_delta_rule_cp(inputs, GdnOptions{.chunk_size = gdn_chunk_size}, context);
-    const at::Tensor gated_THV = rms_norm_gated(
-        o_THV, z.reshape({tokens, value_heads, value_dim}),
-        exact_weight(layer_parameter_name(layer, "linear_attn.norm.weight")), config_.rms_norm_eps);
-    return at::linear(gated_THV.reshape({tokens, value_heads * value_dim}),
-                      weight(layer, "linear_attn.out_proj.weight"));
+    const at::Tensor gated_THV =
+        rms_norm_gated(o_THV, z.reshape({tokens, value_heads, value_dim}),
+                       weight(layer, "linear_attn.norm.weight"), config_.rms_norm_eps);
+    return linear_projection(gated_THV.reshape({tokens, value_heads * value_dim}),
+                             weight(layer, "linear_attn.out_proj.weight"));
 }
 
 at::Tensor HybridModel::full_attention(const at::Tensor& x,
@@ -111,27 +111,25 @@ at::Tensor HybridModel::full_attention(const at::Tensor& x,
 
     // Each query head's rows are its query, then its output gate.
     const std::vector<at::Tensor> query_and_gate =
-        at::linear(x, weight(layer, "self_attn.q_proj.weight"))
+        linear_projection(x, weight(layer, "self_attn.q_proj.weight"))
             .reshape({tokens, query_heads, 2 * dim})
             .split(dim, -1);
-    const at::Tensor k_projected =
-        at::linear(x, weight(layer, "self_attn.k_proj.weight")).reshape({tokens, kv_heads, dim});
-    const at::Tensor v_THD =
-        at::linear(x, weight(layer, "self_attn.v_proj.weight")).reshape({tokens, kv_heads, dim});
+    const at::Tensor k_projected = linear_projection(x, weight(layer, "self_attn.k_proj.weight"))
+                                       .reshape({tokens, kv_heads, dim});
+    const at::Tensor v_THD = linear_projection(x, weight(layer, "self_attn.v_proj.weight"))
+                                 .reshape({tokens, kv_heads, dim});
 
     const auto normalise_and_rotate = [&](const at::Tensor& heads, const char* norm) {
         return apply_partial_rotary(
-            rms_norm_zero_centered(heads, exact_weight(layer_parameter_name(layer, norm)),
-                                   config_.rms_norm_eps),
-            rotary);
+            rms_norm_zero_centered(heads, weight(layer, norm), config_.rms_norm_eps), rotary);
     };
     const at::Tensor q_THD = normalise_and_rotate(query_and_gate[0], "self_attn.q_norm.weight");
     const at::Tensor k_THD = normalise_and_rotate(k_projected, "self_attn.k_norm.weight");
     const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
     const at::Tensor o_THD = causal_attention_cp(q_THD, k_THD, v_THD, scale, context);
     const at::Tensor gated_THD = o_THD * at::sigmoid(query_and_gate[1]);
-    return at::linear(gated_THD.reshape({tokens, query_heads * dim}),
-                      weight(layer, "self_attn.o_proj.weight"));
+    return linear_projection(gated_THD.reshape({tokens, query_heads * dim}),
+                             weight(layer, "self_attn.o_proj.weight"));
 }
 
 ForwardResult HybridModel::forward(const at::Tensor& token_ids,
@@ -155,14 +153,13 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
     ForwardResult result;
     for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
         const auto norm = [&](const char* name) {
-            return rms_norm_zero_centered(hidden, exact_weight(layer_parameter_name(layer, name)),
-                                          config_.rms_norm_eps);
+            return rms_norm_zero_centered(hidden, weight(layer, name), config_.rms_norm_eps);
         };
         const at::Tensor mixer_input = norm("input_layernorm.weight");
-        const bool linear =
+        const bool is_linear =
             config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
-        hidden = hidden + (linear ? linear_attention(mixer_input, layer, context)
-                                  : full_attention(mixer_input, layer, rotary, context));
+        hidden = hidden + (is_linear ? linear_attention(mixer_input, layer, context)
+                                     : full_attention(mixer_input, layer, rotary, context));
         hidden = hidden + swiglu(norm("post_attention_layernorm.weight"),
                                  weight(layer, "mlp.gate_proj.weight"),
                                  weight(layer, "mlp.up_proj.weight"),

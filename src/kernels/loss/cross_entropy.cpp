@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "hybridcp/error.h"
+#include "kernels/linear/linear.h"
 
 namespace hybridcp {
 
@@ -56,7 +57,7 @@ void gradient_of_rows(at::Tensor& exponentials,
 class ChunkedLoss {
   public:
     ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets)
-        : hidden_(hidden), weight_(weight), targets_(targets) {}
+        : hidden_(hidden), weight_(weight.to(hidden.scalar_type())), targets_(targets) {}
 
     at::Tensor d_hidden;  // [T, d] in hidden's dtype
     at::Tensor d_weight;  // [V, d] fp32
@@ -102,7 +103,7 @@ class ChunkedLoss {
             at::mm_out(d_rows, product, weight_);
         }
         if (d_weight.defined() && separate) {
-            d_weight.add_(at::mm(product.t(), hidden));
+            d_weight.add_(weight_gradient(product, hidden));
         } else if (d_weight.defined()) {
             d_weight.addmm_(product.t(), hidden);
         }
@@ -173,13 +174,16 @@ CrossEntropy cross_entropy_lm_head(const at::Tensor& hidden,
                                    const at::Tensor& weight,
                                    const at::Tensor& targets,
                                    std::int64_t rows_per_chunk) {
-    HCP_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
-                  hidden.scalar_type() == weight.scalar_type() && weight.size(0) > 0,
-              "cross_entropy_lm_head: hidden must be [T, d] and weight [vocabulary, d] of one "
-              "dtype, got {} {} "
-              "and {} {}",
-              at::toString(hidden.scalar_type()), fmt::join(hidden.sizes(), "x"),
-              at::toString(weight.scalar_type()), fmt::join(weight.sizes(), "x"));
+    HCP_CHECK(
+        hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
+            (weight.scalar_type() == hidden.scalar_type() ||
+             weight.scalar_type() == at::toOpMathType(hidden.scalar_type())) &&
+            weight.size(0) > 0,
+        "cross_entropy_lm_head: hidden must be [T, d] and weight [vocabulary, d] of its dtype "
+        "or fp32, got {} {} "
+        "and {} {}",
+        at::toString(hidden.scalar_type()), fmt::join(hidden.sizes(), "x"),
+        at::toString(weight.scalar_type()), fmt::join(weight.sizes(), "x"));
     HCP_CHECK_GE(rows_per_chunk, 1, "cross_entropy_lm_head: rows_per_chunk");
     check_targets(targets, hidden.size(0), weight.size(0));
     const variable_list results =

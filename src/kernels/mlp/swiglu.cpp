@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "hybridcp/error.h"
+#include "kernels/linear/linear.h"
 
 namespace hybridcp {
 
@@ -19,10 +20,10 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
                               const at::Tensor& gate,
                               const at::Tensor& up,
                               const at::Tensor& down) {
-        const at::Tensor a = at::mm(x, gate.t());  // [T, F]
-        const at::Tensor b = at::mm(x, up.t());
+        const at::Tensor a = at::mm(x, gate.to(x.scalar_type()).t());  // [T, F]
+        const at::Tensor b = at::mm(x, up.to(x.scalar_type()).t());
         context->save_for_backward({x, gate, up, down, a, b});
-        return at::mm(at::silu(a).mul_(b), down.t());
+        return at::mm(at::silu(a).mul_(b), down.to(x.scalar_type()).t());
     }
 
     static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -32,19 +33,19 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
         const at::Tensor activated = at::silu(a);
         at::Tensor dx, d_gate, d_up, d_down;
         if (context->needs_input_grad(3)) {
-            d_down = at::mm(dy.t(), activated * b);
+            d_down = weight_gradient(dy, activated * b).to(down.scalar_type());
         }
-        const at::Tensor d_hidden = at::mm(dy, down);  // [T, F]
+        const at::Tensor d_hidden = at::mm(dy, down.to(dy.scalar_type()));  // [T, F]
         const at::Tensor db = d_hidden * activated;
         const at::Tensor da = at::silu_backward(d_hidden * b, a);
         if (context->needs_input_grad(0)) {
-            dx = at::addmm(at::mm(da, gate), db, up);
+            dx = at::addmm(at::mm(da, gate.to(da.scalar_type())), db, up.to(db.scalar_type()));
         }
         if (context->needs_input_grad(1)) {
-            d_gate = at::mm(da.t(), x);
+            d_gate = weight_gradient(da, x).to(gate.scalar_type());
         }
         if (context->needs_input_grad(2)) {
-            d_up = at::mm(db.t(), x);
+            d_up = weight_gradient(db, x).to(up.scalar_type());
         }
         return {dx, d_gate, d_up, d_down};
     }
