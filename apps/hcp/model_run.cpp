@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/linear/linear.h"
 #include "kernels/loss/cross_entropy.h"
 #include "ops/batch_plan.h"
 #include "ops/context_parallel.h"
@@ -51,7 +52,7 @@ ModelResults run_model(const HybridModel& model,
         results[fmt::format("hidden.{}", layer)] = gather(forward.per_layer[layer]);
     }
     results["hidden.norm"] = gather(forward.hidden);
-    results["logits"] = gather(at::matmul(forward.hidden, model.head_weight().t()));
+    results["logits"] = gather(linear_projection(forward.hidden, model.head_weight()));
     for (const NamedParameter& parameter : model.parameters()) {
         results["grad." + parameter.name] = parameter.value.grad().clone();
     }
