@@ -35,7 +35,11 @@ verify_ops() {
     [[ $op == moe ]] && continue
     expect 0 "op $op reference" "$kHcp" verify op "$op" "$folder"*.safetensors --backend reference
     expect 0 "op $op eager fp32" "$kHcp" verify op "$op" "$folder"*.safetensors
-    expect 0 "op $op eager bf16" "$kHcp" verify op "$op" "$folder"*.safetensors --dtype bf16
+    case $op in  # the operators that have bars in bf16
+    gdn | conv1d | gated_rmsnorm | rmsnorm_zero_centered)
+      expect 0 "op $op eager bf16" "$kHcp" verify op "$op" "$folder"*.safetensors --dtype bf16
+      ;;
+    esac
   done
 }
 

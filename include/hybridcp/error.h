@@ -1,5 +1,6 @@
-// Every failure of the library is one of these types; main() turns them into one line and an exit status. A
-// message says what is wrong, where, and how to put it right. The library never prints and never exits.
+// Every failure of the library is one of these types; main() turns them into one line and an exit
+// status. A message says what is wrong, where, and how to put it right. The library never prints
+// and never exits.
 #pragma once
 
 #include <fmt/format.h>
@@ -32,12 +33,12 @@ class Error : public std::runtime_error {
     std::source_location where_;
 };
 
-#define HCP_DEFINE_ERROR(Name, kind)                                                        \
-    class Name : public Error {                                                             \
-      public:                                                                               \
-        explicit Name(const std::string& message,                                           \
-                      std::source_location where = std::source_location::current())         \
-            : Error(kind, message, where) {}                                                \
+#define HCP_DEFINE_ERROR(Name, kind)                                                \
+    class Name : public Error {                                                     \
+      public:                                                                       \
+        explicit Name(const std::string& message,                                   \
+                      std::source_location where = std::source_location::current()) \
+            : Error(kind, message, where) {}                                        \
     }
 HCP_DEFINE_ERROR(UsageError, ErrorKind::kUsage);
 HCP_DEFINE_ERROR(FormatError, ErrorKind::kFormat);
@@ -48,7 +49,9 @@ HCP_DEFINE_ERROR(CheckError, ErrorKind::kCheck);
 #undef HCP_DEFINE_ERROR
 
 namespace detail {
-[[noreturn]] void fail_check(const char* expression, const std::string& values, const std::string& hint,
+[[noreturn]] void fail_check(const char* expression,
+                             const std::string& values,
+                             const std::string& hint,
                              std::source_location where);
 template <typename A, typename B>
 std::string both_values(const A& a, const B& b) {
@@ -56,7 +59,8 @@ std::string both_values(const A& a, const B& b) {
 }
 }  // namespace detail
 
-/// The one of `known` that is closest to `word` by edit distance; for "unknown key X, did you mean Y".
+/// The one of `known` that is closest to `word` by edit distance; for "unknown key X, did you mean
+/// Y".
 template <typename Range>
 [[nodiscard]] std::string nearest_word(const std::string& word, const Range& known);
 [[nodiscard]] std::size_t edit_distance(const std::string& a, const std::string& b);
@@ -77,24 +81,24 @@ std::string nearest_word(const std::string& word, const Range& known) {
 
 }  // namespace hybridcp
 
-// Invariants and argument checks. The trailing arguments are a fmt message that says what to change.
-#define HCP_CHECK(condition, ...)                                                                 \
-    do {                                                                                          \
-        if (!(condition)) {                                                                       \
-            ::hybridcp::detail::fail_check(#condition, "", ::fmt::format(__VA_ARGS__),            \
-                                           ::std::source_location::current());                    \
-        }                                                                                         \
+// Invariants and argument checks. The trailing arguments are a fmt message that says what to
+// change.
+#define HCP_CHECK(condition, ...)                                                      \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            ::hybridcp::detail::fail_check(#condition, "", ::fmt::format(__VA_ARGS__), \
+                                           ::std::source_location::current());         \
+        }                                                                              \
     } while (false)
-#define HCP_CHECK_COMPARE_(a, op, b, ...)                                                         \
-    do {                                                                                          \
-        const auto hcp_a_ = (a);                                                                  \
-        const auto hcp_b_ = (b);                                                                  \
-        if (!(hcp_a_ op hcp_b_)) {                                                                \
-            ::hybridcp::detail::fail_check(#a " " #op " " #b,                                     \
-                                           ::hybridcp::detail::both_values(hcp_a_, hcp_b_),       \
-                                           ::fmt::format(__VA_ARGS__),                            \
-                                           ::std::source_location::current());                    \
-        }                                                                                         \
+#define HCP_CHECK_COMPARE_(a, op, b, ...)                                           \
+    do {                                                                            \
+        const auto hcp_a_ = (a);                                                    \
+        const auto hcp_b_ = (b);                                                    \
+        if (!(hcp_a_ op hcp_b_)) {                                                  \
+            ::hybridcp::detail::fail_check(                                         \
+                #a " " #op " " #b, ::hybridcp::detail::both_values(hcp_a_, hcp_b_), \
+                ::fmt::format(__VA_ARGS__), ::std::source_location::current());     \
+        }                                                                           \
     } while (false)
 #define HCP_CHECK_EQ(a, b, ...) HCP_CHECK_COMPARE_(a, ==, b, __VA_ARGS__)
 #define HCP_CHECK_GE(a, b, ...) HCP_CHECK_COMPARE_(a, >=, b, __VA_ARGS__)

@@ -1,6 +1,7 @@
-// What can run with what. ParallelOptions holds the words of a recipe's `train.accelerator` block; check_support
-// is the one place that says yes, or names the rule that is broken and the nearest supported choice, before any
-// rank communicates. Mode (a distributed algorithm) and backend (a local implementation) are orthogonal.
+// What can run with what. ParallelOptions holds the words of a recipe's `train.accelerator` block;
+// check_support is the one place that says yes, or names the rule that is broken and the nearest
+// supported choice, before any rank communicates. Mode (a distributed algorithm) and backend (a
+// local implementation) are orthogonal.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,11 @@ struct ParallelOptions {
     int tp = 1;
     bool fsdp = false;
     std::optional<int> ulysses_degree = std::nullopt;
-    std::string full_attention_cp_mode = "ulysses";        // ulysses | all_gather
-    std::string linear_attention_cp_mode = "ulysses";      // ulysses | p2p | all_gather
-    std::string linear_attention_gdn_backend = "eager";    // eager | reference
+    std::string full_attention_cp_mode = "ulysses";      // ulysses | all_gather
+    std::string linear_attention_cp_mode = "ulysses";    // ulysses | p2p | all_gather
+    std::string linear_attention_gdn_backend = "eager";  // eager | reference
     std::string sequence_layout = "contiguous";
-    std::string layout_cut = "document";                   // document | row
+    std::string layout_cut = "document";  // document | row
     std::string linear_attention_layout = "native";
     std::string convert_to = "folded";
 };

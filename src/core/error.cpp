@@ -29,7 +29,9 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }
 
 namespace detail {
-void fail_check(const char* expression, const std::string& values, const std::string& hint,
+void fail_check(const char* expression,
+                const std::string& values,
+                const std::string& hint,
                 std::source_location where) {
     throw UsageError(fmt::format("{}: expected {}{}{}", hint, expression,
                                  values.empty() ? "" : ", got ", values),

@@ -1,4 +1,5 @@
-// Files that are either complete or absent: written under a temporary name in the same folder, synced, renamed.
+// Files that are either complete or absent: written under a temporary name in the same folder,
+// synced, renamed.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +8,9 @@
 
 namespace hybridcp {
 
-/// A file being written. commit() makes it appear under its name; without commit the temporary file is removed.
-/// Errors: FormatError naming the path and the system's reason (no space, no permission, no such folder).
+/// A file being written. commit() makes it appear under its name; without commit the temporary file
+/// is removed. Errors: FormatError naming the path and the system's reason (no space, no
+/// permission, no such folder).
 class AtomicFile {
   public:
     explicit AtomicFile(std::string path);

@@ -1,6 +1,8 @@
 // Full attention over documents spread over ranks: by head shards (ulysses), or by gathering keys
 // and values.
 
+#include <ATen/OpMathType.h>
+
 #include <algorithm>
 
 #include "hybridcp/error.h"
@@ -18,6 +20,7 @@ using torch::autograd::variable_list;
 
 struct Saved : torch::CustomClassHolder {
     CpContext context;
+    at::ScalarType dtype = at::kFloat;  // of the local rows
 };
 
 /// [T_local, ...] of each rank -> [T, ...] in flat order. Shards are padded to the longest, so that
@@ -27,6 +30,7 @@ struct GatherTokensFunction : Function<GatherTokensFunction> {
     static Variable forward(AutogradContext* ctx, const Variable& local, const CpContext& context) {
         auto saved = c10::make_intrusive<Saved>();
         saved->context = context;
+        saved->dtype = local.scalar_type();
         ctx->saved_data["saved"] = c10::IValue::make_capsule(saved);
         const BatchPlan& plan = *context.plan;
         const std::int64_t longest =
@@ -45,14 +49,16 @@ struct GatherTokensFunction : Function<GatherTokensFunction> {
                 gathered[static_cast<std::int64_t>(r)].narrow(0, 0, plan.tokens_per_rank[r]));
         }
         const at::Tensor rank_major = at::cat(shards);
-        return plan.rank_major_to_flat.defined()
-                   ? rank_major.index_select(0, plan.rank_major_to_flat)
-                   : rank_major;
+        return (plan.rank_major_to_flat.defined()
+                    ? rank_major.index_select(0, plan.rank_major_to_flat)
+                    : rank_major)
+            .to(at::toOpMathType(local.scalar_type()));
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
         const auto holder = ctx->saved_data["saved"].toCapsule();
-        const CpContext& context = static_cast<const Saved&>(*holder).context;
+        const auto& saved = static_cast<const Saved&>(*holder);
+        const CpContext& context = saved.context;
         const BatchPlan& plan = *context.plan;
         const at::Tensor rank_major = plan.flat_to_rank_major.defined()
                                           ? gradients[0].index_select(0, plan.flat_to_rank_major)
@@ -64,10 +70,13 @@ struct GatherTokensFunction : Function<GatherTokensFunction> {
         std::vector<std::int64_t> shape = rank_major.sizes().vec();
         shape[0] = plan.num_local_tokens();
         shape.insert(shape.begin(), context.group->size());
-        return {received.view(shape).sum(0), Variable()};
+        return {received.view(shape).sum(0).to(saved.dtype), Variable()};
     }
 };
 
+/// Keys and values travel in their own dtype; the attention over them and their gradients are in
+/// fp32, so that parts of a gradient from several ranks are summed before they are rounded, as on
+/// one rank.
 at::Tensor attention_all_gather(const at::Tensor& q,
                                 const at::Tensor& k,
                                 const at::Tensor& v,
@@ -75,9 +84,9 @@ at::Tensor attention_all_gather(const at::Tensor& q,
                                 const CpContext& context) {
     const std::int64_t head_dim = k.size(2);
     const at::Tensor kv = GatherTokensFunction::apply(at::cat({k, v}, 2), context);  // [T, Hkv, 2D]
-    return causal_attention(q, kv.narrow(2, 0, head_dim), kv.narrow(2, head_dim, v.size(2)),
-                            context.plan->local_blocks, scale)
-        .o;
+    return causal_attention(q.to(kv.scalar_type()), kv.narrow(2, 0, head_dim),
+                            kv.narrow(2, head_dim, v.size(2)), context.plan->local_blocks, scale)
+        .o.to(q.scalar_type());
 }
 
 at::Tensor attention_ulysses(const at::Tensor& q,

@@ -36,9 +36,10 @@ TEST(Error, NearestWordIsByEditDistance) {
 class Files : public testing::Test {
   protected:
     void SetUp() override {
-        folder_ = std::filesystem::temp_directory_path() /
-                  ("hcp_files_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+        folder_ =
+            std::filesystem::temp_directory_path() /
+            ("hcp_files_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
+             ::testing::UnitTest::GetInstance()->current_test_info()->name());
         std::filesystem::create_directories(folder_);
     }
     void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -61,7 +62,8 @@ TEST_F(Files, AMissingFolderIsNamed) {
         write_file_atomically(folder_ / "no" / "a.json", "x");
         FAIL() << "wrote into a folder that does not exist";
     } catch (const FormatError& error) {
-        EXPECT_NE(std::string(error.what()).find("No such file"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("No such file"), std::string::npos)
+            << error.what();
     }
 }
 

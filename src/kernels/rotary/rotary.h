@@ -1,5 +1,6 @@
-// Partial rotary position embedding: the first r dims of a head are rotated in pairs (i, i + r/2), the rest pass.
-// The float32 product position * inv_freq is the definition of the angle, as in the public model.
+// Partial rotary position embedding: the first r dims of a head are rotated in pairs (i, i + r/2),
+// the rest pass. The float32 product position * inv_freq is the definition of the angle, as in the
+// public model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
