@@ -35,6 +35,7 @@ void for_each_chain(const Layout& layout, Visit visit) {
 template <typename Key, typename Message>
 std::vector<Message> values_in_order(std::map<Key, Message> messages) {
     std::vector<Message> values;
+    values.reserve(messages.size());
     for (auto& [key, message] : messages) {
         values.push_back(std::move(message));
     }

@@ -59,6 +59,7 @@ class HcpProcess {
         std::vector<std::string> words = {"hcp"};
         words.insert(words.end(), arguments.begin(), arguments.end());
         std::vector<char*> list;
+        list.reserve(words.size() + 1);
         for (std::string& word : words) {
             list.push_back(word.data());
         }

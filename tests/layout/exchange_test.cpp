@@ -16,6 +16,7 @@ using testing::Lengths;
 template <typename Make>
 auto for_all_ranks(const Layout& layout, Make make) {
     std::vector<decltype(make(0))> all;
+    all.reserve(static_cast<std::size_t>(layout.num_ranks()));
     for (int rank = 0; rank < layout.num_ranks(); ++rank) {
         all.push_back(make(rank));
     }
@@ -211,6 +212,15 @@ TEST(StateExchange, LinksAreThoseOfTheChains) {
     });
 }
 
+// Forward, a segment at chain_pos c waits for link c - 1; backward, one at c + 1 for link c + 1.
+bool must_wait_first(const std::vector<StateMessage>& waits,
+                     const StateMessage& message,
+                     bool backward) {
+    return std::any_of(waits.begin(), waits.end(), [&](const StateMessage& wait) {
+        return backward ? wait.chain_pos > message.chain_pos : wait.chain_pos < message.chain_pos;
+    });
+}
+
 // Ranks that wait for their messages one after another, in the order of `receives` (or backwards),
 // and send what is ready: true when all of them come to an end. A message can leave when the waits
 // before its link are over.
@@ -233,15 +243,9 @@ bool runs_to_the_end(const std::vector<StateExchange>& all, bool backward) {
             const auto sends = ordered(backward ? all[rank].receives : all[rank].sends);
             while (next_send[rank] < sends.size()) {
                 const StateMessage& message = sends[next_send[rank]];
-                // Forward, a segment at chain_pos c waits for link c - 1; backward, one at c + 1
-                // for link c + 1.
-                const bool blocked =
-                    std::any_of(waits.begin() + static_cast<std::ptrdiff_t>(next_wait[rank]),
-                                waits.end(), [&](const StateMessage& wait) {
-                                    return backward ? wait.chain_pos > message.chain_pos
-                                                    : wait.chain_pos < message.chain_pos;
-                                });
-                if (blocked) {
+                if (must_wait_first(
+                        {waits.begin() + static_cast<std::ptrdiff_t>(next_wait[rank]), waits.end()},
+                        message, backward)) {
                     break;
                 }
                 ++in_flight[{me, message.peer}];
