@@ -145,15 +145,15 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
             "token ids from {} to {} do not fit the vocabulary of {}", least.item<std::int64_t>(),
             largest.item<std::int64_t>(), config_.vocab_size);
     }
-    // Looked up in fp32 and then rounded, so that the gradient of a repeated token is summed in
-    // fp32.
-    at::Tensor hidden = at::embedding(parameter(kEmbeddingName), token_ids).to(compute_dtype_);
+    // The stream between layers stays in fp32: what a layer adds is rounded, their sum is not.
+    at::Tensor hidden = at::embedding(exact_weight(kEmbeddingName), token_ids);
     const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
                                                    config_.rope_theta, compute_dtype_);
     ForwardResult result;
     for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
         const auto norm = [&](const char* name) {
-            return rms_norm_zero_centered(hidden, weight(layer, name), config_.rms_norm_eps);
+            return rms_norm_zero_centered(hidden, weight(layer, name), config_.rms_norm_eps)
+                .to(compute_dtype_);
         };
         const at::Tensor mixer_input = norm("input_layernorm.weight");
         const bool is_linear =
@@ -169,7 +169,8 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
         }
     }
     result.hidden =
-        rms_norm_zero_centered(hidden, exact_weight(kFinalNormName), config_.rms_norm_eps);
+        rms_norm_zero_centered(hidden, exact_weight(kFinalNormName), config_.rms_norm_eps)
+            .to(compute_dtype_);
     return result;
 }
 
