@@ -182,5 +182,25 @@ TEST(ManyPasses, FiftyPassesOfEveryModeGiveTheSameBitsAndDoNotGrow) {
     }
 }
 
+TEST(ManyPasses, FiftyPassesOfEveryAttentionModeGiveTheSameBitsAndDoNotGrow) {
+    at::set_num_threads(1);
+    at::manual_seed(4);
+    const OpInputs inputs{
+        .tokens = {random({kTokens, 4, 8}), random({kTokens, 2, 8}), random({kTokens, 2, 8})},
+        .weights = {},
+        .d_output = random({kTokens, 4, 8})};
+    const Op op = [](const std::vector<at::Tensor>& x, const CpContext& context) {
+        return causal_attention_cp(x[0], x[1], x[2], 0.3, context);
+    };
+    for (const FullAttentionMode mode :
+         {FullAttentionMode::kUlysses, FullAttentionMode::kAllGather}) {
+        const Parallel parallel{.full_attention_mode = mode};
+        (void)run_sharded(one_document(4), parallel, inputs, op, 5);
+        const std::int64_t before = resident_kilobytes();
+        (void)run_sharded(one_document(4), parallel, inputs, op, 50);
+        EXPECT_LE(resident_kilobytes() - before, 8 * 1024) << "mode " << static_cast<int>(mode);
+    }
+}
+
 }  // namespace
 }  // namespace hybridcp::testing
