@@ -12,11 +12,13 @@
 
 namespace hybridcp {
 
+/// Who holds which of the 2P chunks, cut as evenly as their number allows, that follow each other
+/// in time. Contiguous: rank r holds 2r and 2r+1. Zigzag: r and 2P-1-r, so causal attention is
+/// balanced. Folded: two neighbouring chunks, ranks in the order 0 2 4 ... 5 3 1; from zigzag to
+/// folded, half a shard goes to rank r xor 1 and the rest stays (docs/layouts.md).
 enum class LayoutKind { kContiguous, kZigzag, kFolded };
-enum class LayoutCut {
-    kDocument,
-    kRow
-};  // is each document cut in P parts, or the flat row of all of them
+/// What is cut: each document, or the flat row of all of them.
+enum class LayoutCut { kDocument, kRow };
 
 [[nodiscard]] std::string to_string(LayoutKind kind);
 [[nodiscard]] std::string to_string(LayoutCut cut);
@@ -48,8 +50,8 @@ struct LayoutOptions {
 
 class Layout {
   public:
-    /// Builds the layout. Errors: UsageError for a negative length, num_ranks < 1, shard lengths
-    /// that do not add up, or a kind that is not built yet (zigzag, folded).
+    /// Builds the layout. Errors: UsageError for a negative length, num_ranks < 1, or shard lengths
+    /// that do not add up.
     [[nodiscard]] static Layout make(const LayoutOptions& options);
 
     /// Builds a layout from the chain of each document: pieces (begin, end, rank) in causal order;

@@ -49,15 +49,8 @@ HaloExchange make_halo_exchange(const Layout& layout, int rank, int width) {
     HaloExchange exchange;
     exchange.width = width;
     exchange.num_segments = static_cast<std::int64_t>(layout.segments(rank).size());
-    std::map<int, HaloExchange::Message> sends;
-    std::map<int, HaloExchange::Message> receives;
-    const auto append = [](std::map<int, HaloExchange::Message>& messages, int peer,
-                           const HaloExchange::Rows& rows) {
-        HaloExchange::Message& message = messages[peer];
-        message.peer = peer;
-        message.rows.push_back(rows);
-        message.num_rows += rows.count;
-    };
+    RowMessages sends;
+    RowMessages receives;
     const std::int64_t halo_rows = width - 1;
     for_each_chain(layout, [&](const std::vector<IndexedSegment>& chain) {
         for (const auto& [receiver, index] : chain) {
@@ -68,22 +61,21 @@ HaloExchange make_halo_exchange(const Layout& layout, int rank, int width) {
                 if (begin >= end || (sender.rank != rank && receiver.rank != rank)) {
                     continue;
                 }
-                const HaloExchange::Rows rows{
-                    .source = sender.local_begin + (begin - sender.begin),
-                    .halo = (index + 1) * halo_rows - (receiver.begin - begin),
-                    .count = end - begin};
+                const RowRun rows{.source = sender.local_begin + (begin - sender.begin),
+                                  .target = (index + 1) * halo_rows - (receiver.begin - begin),
+                                  .count = end - begin};
                 if (sender.rank == receiver.rank) {
                     exchange.local.push_back(rows);
                 } else if (sender.rank == rank) {
-                    append(sends, receiver.rank, rows);
+                    sends.append(receiver.rank, rows);
                 } else {
-                    append(receives, sender.rank, rows);
+                    receives.append(sender.rank, rows);
                 }
             }
         }
     });
-    exchange.sends = values_in_order(std::move(sends));
-    exchange.receives = values_in_order(std::move(receives));
+    exchange.sends = sends.take();
+    exchange.receives = receives.take();
     return exchange;
 }
 

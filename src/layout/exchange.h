@@ -8,28 +8,19 @@
 #include <vector>
 
 #include "hybridcp/layout.h"
+#include "layout/rows.h"
 
 namespace hybridcp {
 
 /// Rows that move for a causal window: for each local segment the (width - 1) tokens before it in
 /// its document, from as many predecessors as it takes. Rows before the document's start stay zero.
+/// Targets are rows of the receiver's halo, flat [num_segments * (width - 1)].
 struct HaloExchange {
-    struct Rows {
-        std::int64_t source = 0;  // first local row on the sender
-        std::int64_t halo =
-            0;  // first row in the receiver's halo, flat [num_segments * (width - 1)]
-        std::int64_t count = 0;
-    };
-    struct Message {
-        int peer = 0;
-        std::vector<Rows> rows;  // in the order in which they stand in the message
-        std::int64_t num_rows = 0;
-    };
     int width = 0;
     std::int64_t num_segments = 0;
-    std::vector<Message> sends;     // at most one per peer, by ascending peer
-    std::vector<Message> receives;  // likewise
-    std::vector<Rows> local;        // rows that this rank already holds
+    std::vector<RowMessage> sends;     // at most one per peer, by ascending peer
+    std::vector<RowMessage> receives;  // likewise
+    std::vector<RowRun> local;         // rows that this rank already holds
 };
 
 /// One message of boundary states: those of all documents whose chain goes from a segment at

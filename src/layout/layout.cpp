@@ -9,15 +9,6 @@ namespace hybridcp {
 
 namespace {
 
-// Boundaries of `total` tokens cut in `num_parts` parts whose sizes differ by at most one.
-std::vector<std::int64_t> even_boundaries(std::int64_t total, int num_parts) {
-    std::vector<std::int64_t> boundaries;
-    for (int part = 0; part <= num_parts; ++part) {
-        boundaries.push_back(total * part / num_parts);
-    }
-    return boundaries;
-}
-
 void check_options(const LayoutOptions& options) {
     HCP_CHECK_GE(options.num_ranks, 1, "layout: the number of ranks must be positive");
     for (const std::int64_t length : options.document_lengths) {
@@ -42,43 +33,74 @@ void check_options(const LayoutOptions& options) {
                  "layout: the shard lengths must add up to the number of tokens");
 }
 
-std::vector<std::vector<Segment>> cut_documents(const LayoutOptions& options) {
-    std::vector<std::vector<Segment>> chains;
-    for (const std::int64_t length : options.document_lengths) {
-        const std::vector<std::int64_t> boundaries = even_boundaries(length, options.num_ranks);
-        std::vector<Segment>& chain = chains.emplace_back();
-        for (int rank = 0; rank < options.num_ranks; ++rank) {
-            const auto i = static_cast<std::size_t>(rank);
-            chain.push_back({.begin = boundaries[i], .end = boundaries[i + 1], .rank = rank});
+// The rank of each chunk, in causal order; with shard lengths there is one chunk a rank, else two.
+std::vector<int> ranks_of_chunks(const LayoutOptions& options) {
+    const int num_ranks = options.num_ranks;
+    std::vector<int> ranks;
+    for (int i = 0; i < num_ranks; ++i) {
+        const bool folded = options.kind == LayoutKind::kFolded;  // 0 0 2 2 4 4 ... 5 5 3 3 1 1
+        const int rank = !folded ? i : 2 * i < num_ranks ? 2 * i : 2 * (num_ranks - 1 - i) + 1;
+        ranks.push_back(rank);
+        if (options.kind != LayoutKind::kZigzag && options.shard_lengths.empty()) {
+            ranks.push_back(rank);
         }
     }
-    return chains;
+    if (options.kind == LayoutKind::kZigzag) {  // 0 1 2 ... 2 1 0
+        for (int rank = num_ranks - 1; rank >= 0; --rank) {
+            ranks.push_back(rank);
+        }
+    }
+    return ranks;
 }
 
-std::vector<std::vector<Segment>> cut_row(const LayoutOptions& options) {
-    const std::int64_t num_tokens = std::accumulate(
-        options.document_lengths.begin(), options.document_lengths.end(), std::int64_t{0});
-    std::vector<std::int64_t> boundaries = even_boundaries(num_tokens, options.num_ranks);
-    if (!options.shard_lengths.empty()) {
-        std::partial_sum(options.shard_lengths.begin(), options.shard_lengths.end(),
-                         boundaries.begin() + 1);
+// `total` tokens in chunks whose sizes differ by at most one. `phase` (0 to the number of chunks)
+// says which chunks are the longer ones.
+std::vector<std::int64_t> even_boundaries(std::int64_t total,
+                                          std::size_t num_chunks,
+                                          std::int64_t phase) {
+    const auto count = static_cast<std::int64_t>(num_chunks);
+    std::vector<std::int64_t> boundaries;
+    for (std::int64_t chunk = 0; chunk <= count; ++chunk) {
+        boundaries.push_back((total * chunk + phase) / count);
     }
-    std::vector<std::vector<Segment>> chains;
-    std::int64_t offset = 0;  // of the document in the row
-    for (const std::int64_t length : options.document_lengths) {
-        std::vector<Segment>& chain = chains.emplace_back();
-        for (int rank = 0; rank < options.num_ranks; ++rank) {
-            const auto i = static_cast<std::size_t>(rank);
-            const auto to_document = [&](std::int64_t flat) {
-                return std::clamp(flat - offset, std::int64_t{0}, length);
-            };
-            chain.push_back({.begin = to_document(boundaries[i]),
-                             .end = to_document(boundaries[i + 1]),
-                             .rank = rank});
+    return boundaries;
+}
+
+std::vector<std::int64_t> row_boundaries(const LayoutOptions& options,
+                                         std::int64_t num_tokens,
+                                         std::size_t num_chunks) {
+    if (options.shard_lengths.empty()) {
+        return even_boundaries(num_tokens, num_chunks, 0);
+    }
+    std::vector<std::int64_t> boundaries(num_chunks + 1, 0);
+    std::partial_sum(options.shard_lengths.begin(), options.shard_lengths.end(),
+                     boundaries.begin() + 1);
+    return boundaries;
+}
+
+// A document that starts at `offset` of what is cut; neighbouring chunks of one rank are one piece.
+std::vector<Segment> cut_chain(std::int64_t offset,
+                               std::int64_t length,
+                               const std::vector<std::int64_t>& boundaries,
+                               const std::vector<int>& ranks) {
+    std::vector<Segment> chain;
+    for (std::size_t chunk = 0; chunk < ranks.size(); ++chunk) {
+        const auto to_document = [&](std::int64_t position) {
+            return std::clamp(position - offset, std::int64_t{0}, length);
+        };
+        const Segment piece{.begin = to_document(boundaries[chunk]),
+                            .end = to_document(boundaries[chunk + 1]),
+                            .rank = ranks[chunk]};
+        if (piece.begin == piece.end) {
+            continue;
         }
-        offset += length;
+        if (!chain.empty() && chain.back().rank == piece.rank) {
+            chain.back().end = piece.end;
+        } else {
+            chain.push_back(piece);
+        }
     }
-    return chains;
+    return chain;
 }
 
 }  // namespace
@@ -101,12 +123,25 @@ std::string to_string(LayoutCut cut) {
 
 Layout Layout::make(const LayoutOptions& options) {
     check_options(options);
-    if (options.kind != LayoutKind::kContiguous) {
-        throw UsageError(fmt::format("layout: '{}' is not built yet: use 'contiguous'",
-                                     to_string(options.kind)));
+    const std::vector<int> ranks = ranks_of_chunks(options);
+    const auto num_chunks = static_cast<std::int64_t>(ranks.size());
+    const std::int64_t num_tokens = std::accumulate(
+        options.document_lengths.begin(), options.document_lengths.end(), std::int64_t{0});
+    const std::vector<std::int64_t> row = row_boundaries(options, num_tokens, ranks.size());
+    std::vector<std::vector<Segment>> chains;
+    std::int64_t offset = 0;
+    for (const std::int64_t length : options.document_lengths) {
+        if (options.cut == LayoutCut::kDocument) {
+            // The phase spreads what does not divide: else many short documents would all lie in
+            // the last chunk.
+            chains.push_back(cut_chain(
+                0, length, even_boundaries(length, ranks.size(), offset % num_chunks), ranks));
+        } else {
+            chains.push_back(cut_chain(offset, length, row, ranks));
+        }
+        offset += length;
     }
-    return from_chains(
-        options, options.cut == LayoutCut::kDocument ? cut_documents(options) : cut_row(options));
+    return from_chains(options, std::move(chains));
 }
 
 Layout Layout::from_chains(const LayoutOptions& options, std::vector<std::vector<Segment>> chains) {

@@ -14,18 +14,16 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-using Rows = std::vector<HaloExchange::Rows>;
+using Rows = std::vector<RowRun>;
 
 struct Saved : torch::CustomClassHolder {
     CpContext context;
     std::int64_t num_tokens = 0;
 };
 
-at::Tensor pack_rows(const at::Tensor& from,
-                     const Rows& rows,
-                     std::int64_t HaloExchange::Rows::* at_row) {
+at::Tensor pack_rows(const at::Tensor& from, const Rows& rows, std::int64_t RowRun::* at_row) {
     std::vector<at::Tensor> pieces;
-    for (const HaloExchange::Rows& run : rows) {
+    for (const RowRun& run : rows) {
         pieces.push_back(from.narrow(0, run.*at_row, run.count));
     }
     return at::cat(pieces);
@@ -35,9 +33,9 @@ at::Tensor pack_rows(const at::Tensor& from,
 void add_rows(at::Tensor& into,
               const at::Tensor& message,
               const Rows& rows,
-              std::int64_t HaloExchange::Rows::* at_row) {
+              std::int64_t RowRun::* at_row) {
     std::int64_t offset = 0;
-    for (const HaloExchange::Rows& run : rows) {
+    for (const RowRun& run : rows) {
         into.narrow(0, run.*at_row, run.count) += message.narrow(0, offset, run.count);
         offset += run.count;
     }
@@ -47,10 +45,10 @@ void add_rows(at::Tensor& into,
 /// `outgoing` and `incoming` are the two sides of the exchange, `from_row` and `to_row` the index
 /// that each uses.
 struct Move {
-    const std::vector<HaloExchange::Message>& outgoing;
-    const std::vector<HaloExchange::Message>& incoming;
-    std::int64_t HaloExchange::Rows::* from_row;
-    std::int64_t HaloExchange::Rows::* to_row;
+    const std::vector<RowMessage>& outgoing;
+    const std::vector<RowMessage>& incoming;
+    std::int64_t RowRun::* from_row;
+    std::int64_t RowRun::* to_row;
 };
 
 void move_rows(const Move& move,
@@ -60,21 +58,21 @@ void move_rows(const Move& move,
     std::vector<at::Tensor> buffers;
     std::vector<Pending> receives;
     std::vector<Pending> sends;
-    for (const HaloExchange::Message& message : move.incoming) {
+    for (const RowMessage& message : move.incoming) {
         buffers.push_back(at::empty({message.num_rows, from.size(1)}, from.options()));
         receives.push_back(context.group->receive("conv_halo", buffers.back(), message.peer));
     }
-    for (const HaloExchange::Message& message : move.outgoing) {
+    for (const RowMessage& message : move.outgoing) {
         sends.push_back(context.group->send(
-            "conv_halo", pack_rows(from, message.rows, move.from_row), message.peer));
+            "conv_halo", pack_rows(from, message.runs, move.from_row), message.peer));
     }
-    for (const HaloExchange::Rows& run : context.plan->halo.local) {
+    for (const RowRun& run : context.plan->halo.local) {
         into.narrow(0, run.*move.to_row, run.count) +=
             from.narrow(0, run.*move.from_row, run.count);
     }
     for (std::size_t i = 0; i < receives.size(); ++i) {
         receives[i].wait();
-        add_rows(into, buffers[i], move.incoming[i].rows, move.to_row);
+        add_rows(into, buffers[i], move.incoming[i].runs, move.to_row);
     }
     for (Pending& send : sends) {
         send.wait();
@@ -91,8 +89,8 @@ struct HaloFunction : Function<HaloFunction> {
         at::Tensor rows = at::zeros({halo.num_segments * (halo.width - 1), x.size(1)}, x.options());
         move_rows({.outgoing = halo.sends,
                    .incoming = halo.receives,
-                   .from_row = &HaloExchange::Rows::source,
-                   .to_row = &HaloExchange::Rows::halo},
+                   .from_row = &RowRun::source,
+                   .to_row = &RowRun::target},
                   x, rows, context);
         return rows.view({halo.num_segments, halo.width - 1, x.size(1)});
     }
@@ -106,8 +104,8 @@ struct HaloFunction : Function<HaloFunction> {
         at::Tensor dx = at::zeros({saved.num_tokens, d_rows.size(1)}, d_rows.options());
         move_rows({.outgoing = halo.receives,
                    .incoming = halo.sends,
-                   .from_row = &HaloExchange::Rows::halo,
-                   .to_row = &HaloExchange::Rows::source},
+                   .from_row = &RowRun::target,
+                   .to_row = &RowRun::source},
                   d_rows, dx, saved.context);
         return {dx, Variable()};
     }

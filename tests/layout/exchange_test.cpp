@@ -23,9 +23,8 @@ auto for_all_ranks(const Layout& layout, Make make) {
     return all;
 }
 
-const HaloExchange::Message* message_of(const std::vector<HaloExchange::Message>& messages,
-                                        int peer) {
-    for (const HaloExchange::Message& message : messages) {
+const RowMessage* message_of(const std::vector<RowMessage>& messages, int peer) {
+    for (const RowMessage& message : messages) {
         if (message.peer == peer) {
             return &message;
         }
@@ -38,23 +37,23 @@ const HaloExchange::Message* message_of(const std::vector<HaloExchange::Message>
 Lengths deliver_halo(const Layout& layout, const std::vector<HaloExchange>& all, int rank) {
     const HaloExchange& own = all[static_cast<std::size_t>(rank)];
     Lengths halo(static_cast<std::size_t>(own.num_segments * (own.width - 1)), -1);
-    const auto place = [&](const HaloExchange::Rows& rows, const Lengths& values) {
+    const auto place = [&](const RowRun& rows, const Lengths& values) {
         EXPECT_EQ(rows.count, static_cast<std::int64_t>(values.size()));
         for (std::size_t i = 0; i < values.size(); ++i) {
-            std::int64_t& slot = halo.at(static_cast<std::size_t>(rows.halo) + i);
+            std::int64_t& slot = halo.at(static_cast<std::size_t>(rows.target) + i);
             EXPECT_EQ(slot, -1) << "written twice";
             slot = values[i];
         }
     };
-    const auto take = [&](int from, const HaloExchange::Rows& rows) {
+    const auto take = [&](int from, const RowRun& rows) {
         const Lengths flat = layout.flat_indices(from);
         const auto begin = flat.begin() + rows.source;
         return Lengths(begin, begin + rows.count);
     };
-    for (const HaloExchange::Rows& rows : own.local) {
+    for (const RowRun& rows : own.local) {
         place(rows, take(rank, rows));
     }
-    for (const HaloExchange::Message& receive : own.receives) {
+    for (const RowMessage& receive : own.receives) {
         // The message as its sender packs it, unpacked as its receiver reads it.
         const auto* send = message_of(all[static_cast<std::size_t>(receive.peer)].sends, rank);
         if (send == nullptr) {
@@ -63,13 +62,13 @@ Lengths deliver_halo(const Layout& layout, const std::vector<HaloExchange>& all,
         }
         EXPECT_EQ(send->num_rows, receive.num_rows);
         Lengths packed;
-        for (const HaloExchange::Rows& rows : send->rows) {
+        for (const RowRun& rows : send->runs) {
             const Lengths values = take(receive.peer, rows);
             packed.insert(packed.end(), values.begin(), values.end());
         }
         EXPECT_EQ(static_cast<std::int64_t>(packed.size()), receive.num_rows);
         auto next = packed.begin();
-        for (const HaloExchange::Rows& rows : receive.rows) {
+        for (const RowRun& rows : receive.runs) {
             place(rows, Lengths(next, next + rows.count));
             next += rows.count;
         }
@@ -109,7 +108,7 @@ TEST(HaloExchange, OneMessagePerPeerByAscendingPeer) {
             const HaloExchange exchange = make_halo_exchange(layout, rank, 4);
             for (const auto* messages : {&exchange.sends, &exchange.receives}) {
                 int previous = -1;
-                for (const HaloExchange::Message& message : *messages) {
+                for (const RowMessage& message : *messages) {
                     EXPECT_GT(message.peer, previous);
                     EXPECT_NE(message.peer, rank);
                     EXPECT_GT(message.num_rows, 0);
@@ -127,7 +126,7 @@ TEST(HaloExchange, ReachesOverSeveralShortShards) {
     ASSERT_EQ(exchange.receives.size(), 3U);
     for (int peer = 0; peer < 3; ++peer) {
         EXPECT_EQ(exchange.receives[static_cast<std::size_t>(peer)].peer, peer);
-        EXPECT_EQ(exchange.receives[static_cast<std::size_t>(peer)].rows.front().halo, peer);
+        EXPECT_EQ(exchange.receives[static_cast<std::size_t>(peer)].runs.front().target, peer);
     }
     EXPECT_THROW((void)make_halo_exchange(layout, 3, 0), UsageError);
     EXPECT_THROW((void)make_halo_exchange(layout, 4, 2), UsageError);
