@@ -19,13 +19,13 @@ ModelResults run_model(const HybridModel& model,
         value.mutable_grad().reset();
     }
     const at::Device device = model.parameters().front().value.device();
-    const Layout layout = Layout::make({.kind = parallel.layout_kind,
-                                        .cut = parallel.layout_cut,
-                                        .num_ranks = parallel.cp,
-                                        .document_lengths = batch.document_lengths});
-    mesh.cp->agree(layout.hash(), "the batch and its layout");
-    const BatchPlan plan = make_batch_plan(
-        layout, mesh.cp->rank(), static_cast<int>(model.config().linear_conv_kernel_dim), device);
+    const BatchPlan plan =
+        make_batch_plan({.document_lengths = batch.document_lengths,
+                         .parallel = parallel,
+                         .rank = mesh.cp->rank(),
+                         .conv_width = static_cast<int>(model.config().linear_conv_kernel_dim),
+                         .device = device});
+    mesh.cp->agree(plan.tag.hash, "the batch and its layout");
     const CpContext context{.group = mesh.cp.get(), .plan = &plan, .parallel = parallel};
     const at::Tensor token_ids = batch.token_ids.to(device).index_select(0, plan.flat_indices);
     const at::Tensor targets = batch.targets.to(device).index_select(0, plan.flat_indices);
@@ -39,7 +39,7 @@ ModelResults run_model(const HybridModel& model,
 
     const at::NoGradGuard no_grad;
     const auto gather = [&](const at::Tensor& local) {
-        return gather_flat(local.detach(), layout, *mesh.cp);
+        return gather_flat(local.detach(), plan.layout, *mesh.cp);
     };
     ModelResults results;
     at::Tensor total = loss.loss_sum.detach().to(at::kDouble);

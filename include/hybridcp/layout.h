@@ -38,6 +38,15 @@ struct Segment {
     bool operator==(const Segment&) const = default;
 };
 
+/// What a sharded tensor carries and an op compares: equal tags, equal layouts.
+struct LayoutTag {
+    LayoutKind kind = LayoutKind::kContiguous;
+    LayoutCut cut = LayoutCut::kDocument;
+    std::uint64_t hash = 0;
+    bool operator==(const LayoutTag&) const = default;
+};
+[[nodiscard]] std::string to_string(const LayoutTag& tag);
+
 struct LayoutOptions {
     LayoutKind kind = LayoutKind::kContiguous;
     LayoutCut cut = LayoutCut::kDocument;
@@ -87,6 +96,7 @@ class Layout {
     [[nodiscard]] std::vector<std::int64_t> positions(int rank) const;
     /// Equal on ranks whose layouts are equal; compared before they communicate.
     [[nodiscard]] std::uint64_t hash() const;
+    [[nodiscard]] LayoutTag tag() const { return {kind(), cut(), hash()}; }
 
   private:
     LayoutOptions options_;

@@ -16,6 +16,7 @@
 namespace hybridcp {
 
 struct CpContext;     // ops/context_parallel.h
+struct Sharded;       // ops/sharded.h
 struct RotaryTables;  // kernels/rotary/rotary.h
 
 enum class LayerType { kLinearAttention, kFullAttention };
@@ -111,13 +112,13 @@ class HybridModel {
     std::int64_t gdn_chunk_size = 64;
 
   private:
-    at::Tensor linear_attention(const at::Tensor& x,
-                                std::int64_t layer,
-                                const CpContext& context) const;
-    at::Tensor full_attention(const at::Tensor& x,
-                              std::int64_t layer,
-                              const RotaryTables& rotary,
-                              const CpContext& context) const;
+    // The mixers of a layer, in the layout of x, which is that of the context's plan.
+    Sharded linear_attention(const Sharded& x, std::int64_t layer, const CpContext& context) const;
+    Sharded linear_mixer(const Sharded& x, std::int64_t layer, const CpContext& context) const;
+    Sharded full_attention(const Sharded& x,
+                           std::int64_t layer,
+                           const RotaryTables& rotary,
+                           const CpContext& context) const;
     at::Tensor weight(std::int64_t layer, const std::string& suffix) const;  // in the compute dtype
     at::Tensor exact_weight(const std::string& name) const;  // in fp32 (fp64 in fp64)
 

@@ -12,7 +12,7 @@
 
 namespace hybridcp {
 
-enum class LinearAttentionMode { kUlysses, kP2p, kAllGather };
+enum class LinearAttentionMode { kUlysses, kP2p, kAllGather, kScan, kGatherHidden };
 enum class FullAttentionMode { kUlysses, kAllGather };
 
 struct ParallelOptions {
@@ -22,13 +22,15 @@ struct ParallelOptions {
     int tp = 1;
     bool fsdp = false;
     std::optional<int> ulysses_degree = std::nullopt;
-    std::string full_attention_cp_mode = "ulysses";      // ulysses | all_gather
-    std::string linear_attention_cp_mode = "ulysses";    // ulysses | p2p | all_gather
+    std::string full_attention_cp_mode = "ulysses";  // ulysses | all_gather
+    std::string linear_attention_cp_mode =
+        "ulysses";  // ulysses | p2p | all_gather | scan | gather_hidden
     std::string linear_attention_gdn_backend = "eager";  // eager | reference
-    std::string sequence_layout = "contiguous";
-    std::string layout_cut = "document";  // document | row
-    std::string linear_attention_layout = "native";
-    std::string convert_to = "folded";
+    std::string linear_attention_summary = "truncated";  // truncated | exact
+    std::string sequence_layout = "contiguous";          // contiguous | zigzag | folded
+    std::string layout_cut = "document";                 // document | row
+    std::string linear_attention_layout = "native";      // native | convert
+    std::string convert_to = "folded";                   // folded | contiguous
 };
 
 /// The sizes that the rules look at.
@@ -57,8 +59,13 @@ struct Parallel {
     LinearAttentionMode linear_attention_mode = LinearAttentionMode::kUlysses;
     FullAttentionMode full_attention_mode = FullAttentionMode::kUlysses;
     bool reference_backend = false;
-    LayoutKind layout_kind = LayoutKind::kContiguous;
+    /// Summaries leave out only what cannot change a bit, not all that fp32 rounds away.
+    bool exact_summaries = false;
+    LayoutKind layout_kind = LayoutKind::kContiguous;  // of the stream between layers
     LayoutCut layout_cut = LayoutCut::kDocument;
+    LayoutKind linear_layout_kind = LayoutKind::kContiguous;  // of the linear-attention layers
+    /// Neighbouring layers that agree share a conversion. Off only to measure what that saves.
+    bool elide_conversions = true;
 };
 
 /// Errors: UsageError with check_support's rule and nearest choice.

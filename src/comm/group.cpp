@@ -44,6 +44,10 @@ void Recorder::add_seconds(const std::string& op, double seconds) {
     traffic_[op].seconds += seconds;
 }
 
+void Recorder::add_cpu_seconds(const std::string& op, double seconds) {
+    traffic_[op].cpu_seconds += seconds;
+}
+
 OpTraffic Recorder::of(const std::string& op) const {
     const auto found = traffic_.find(op);
     return found == traffic_.end() ? OpTraffic{} : found->second;

@@ -5,32 +5,11 @@
 #include <utility>
 
 #include "hybridcp/error.h"
+#include "layout/chains.h"
 
 namespace hybridcp {
 
 namespace {
-
-// A segment and where it stands in Layout::segments(segment.rank).
-struct IndexedSegment {
-    Segment segment;
-    std::int64_t index = 0;
-};
-
-// Calls visit(chain) for each document. Local order is by document, then causal, so visiting in
-// this order meets every rank's segments in its local order: both ends of a message list their rows
-// alike.
-template <typename Visit>
-void for_each_chain(const Layout& layout, Visit visit) {
-    std::vector<std::int64_t> next_index(static_cast<std::size_t>(layout.num_ranks()), 0);
-    std::vector<IndexedSegment> chain;
-    for (std::int64_t doc = 0; doc < layout.num_documents(); ++doc) {
-        chain.clear();
-        for (const Segment& segment : layout.chain(doc)) {
-            chain.push_back({segment, next_index[static_cast<std::size_t>(segment.rank)]++});
-        }
-        visit(chain);
-    }
-}
 
 template <typename Key, typename Message>
 std::vector<Message> values_in_order(std::map<Key, Message> messages) {
@@ -154,6 +133,7 @@ SummaryGather make_summary_gather(const Layout& layout, int rank, bool reverse) 
         }
     });
     gather.slots_per_rank = *std::max_element(num_slots.begin(), num_slots.end());
+    gather.slots_of_rank = std::move(num_slots);
     return gather;
 }
 

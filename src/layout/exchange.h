@@ -54,6 +54,7 @@ struct SummaryGather {
         std::int64_t slot = 0;
     };
     std::int64_t slots_per_rank = 0;
+    std::vector<std::int64_t> slots_of_rank;   // [P] that each rank fills
     std::vector<std::int64_t> local_segments;  // local segment of each slot that this rank fills
     std::vector<std::vector<Slot>>
         predecessors;  // per local segment: all earlier segments, causal order

@@ -121,6 +121,10 @@ std::string to_string(LayoutCut cut) {
     return cut == LayoutCut::kDocument ? "document" : "row";
 }
 
+std::string to_string(const LayoutTag& tag) {
+    return fmt::format("{}, cut by {}", to_string(tag.kind), to_string(tag.cut));
+}
+
 Layout Layout::make(const LayoutOptions& options) {
     check_options(options);
     const std::vector<int> ranks = ranks_of_chunks(options);

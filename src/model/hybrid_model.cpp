@@ -17,6 +17,8 @@
 #include "kernels/rotary/rotary.h"
 #include "model/checkpoint_names.h"
 #include "ops/context_parallel.h"
+#include "ops/conversion.h"
+#include "ops/token_gather.h"
 
 namespace hybridcp {
 
@@ -66,70 +68,86 @@ at::Tensor HybridModel::weight(std::int64_t layer, const std::string& suffix) co
     return exact_weight(layer_parameter_name(layer, suffix));
 }
 
-at::Tensor HybridModel::linear_attention(const at::Tensor& x,
-                                         std::int64_t layer,
-                                         const CpContext& context) const {
-    const std::int64_t tokens = x.size(0);
+Sharded HybridModel::linear_attention(const Sharded& x,
+                                      std::int64_t layer,
+                                      const CpContext& context) const {
+    const std::int64_t tokens = x.local.size(0);
     const std::int64_t key_heads = config_.linear_num_key_heads;
     const std::int64_t value_heads = config_.linear_num_value_heads;
     const std::int64_t key_dim = config_.linear_key_head_dim;
     const std::int64_t value_dim = config_.linear_value_head_dim;
-
-    const at::Tensor qkv = linear_projection(x, weight(layer, "linear_attn.in_proj_qkv.weight"));
-    const at::Tensor z = linear_projection(x, weight(layer, "linear_attn.in_proj_z.weight"));
-    const at::Tensor b = linear_projection(x, weight(layer, "linear_attn.in_proj_b.weight"));
-    const at::Tensor a = linear_projection(x, weight(layer, "linear_attn.in_proj_a.weight"));
+    const auto project = [&](const char* name) {
+        return linear_projection(x.local, weight(layer, name));
+    };
+    const at::Tensor qkv = project("linear_attn.in_proj_qkv.weight");
+    const at::Tensor z = project("linear_attn.in_proj_z.weight");
+    const at::Tensor b = project("linear_attn.in_proj_b.weight");
+    const at::Tensor a = project("linear_attn.in_proj_a.weight");
 
     const at::Tensor conv_weight = weight(layer, "linear_attn.conv1d.weight").squeeze(1);
     const std::vector<at::Tensor> split =
-        causal_conv_silu_cp(qkv, conv_weight, context)
-            .split_with_sizes({key_heads * key_dim, key_heads * key_dim, value_heads * value_dim},
-                              1);
-    const GdnInputs inputs{.q = split[0].reshape({tokens, key_heads, key_dim}),
-                           .k = split[1].reshape({tokens, key_heads, key_dim}),
-                           .v = split[2].reshape({tokens, value_heads, value_dim}),
-                           .g = gdn_log_decay(a, weight(layer, "linear_attn.A_log"),
-                                              weight(layer, "linear_attn.dt_bias")),
-                           .beta = gdn_beta(b)};
+        causal_conv_silu_cp(x.with(qkv), conv_weight, context)
+            .local.split_with_sizes(
+                {key_heads * key_dim, key_heads * key_dim, value_heads * value_dim}, 1);
+    const GdnShards inputs{.q = x.with(split[0].reshape({tokens, key_heads, key_dim})),
+                           .k = x.with(split[1].reshape({tokens, key_heads, key_dim})),
+                           .v = x.with(split[2].reshape({tokens, value_heads, value_dim})),
+                           .g = x.with(gdn_log_decay(a, weight(layer, "linear_attn.A_log"),
+                                                     weight(layer, "linear_attn.dt_bias"))),
+                           .beta = x.with(gdn_beta(b))};
     const at::Tensor o_THV =
-        gated_delta_rule_cp(inputs, GdnOptions{.chunk_size = gdn_chunk_size}, context);
+        gated_delta_rule_cp(inputs, GdnOptions{.chunk_size = gdn_chunk_size}, context).o.local;
     const at::Tensor gated_THV =
         rms_norm_gated(o_THV, z.reshape({tokens, value_heads, value_dim}),
                        weight(layer, "linear_attn.norm.weight"), config_.rms_norm_eps);
-    return linear_projection(gated_THV.reshape({tokens, value_heads * value_dim}),
-                             weight(layer, "linear_attn.out_proj.weight"));
+    return x.with(linear_projection(gated_THV.reshape({tokens, value_heads * value_dim}),
+                                    weight(layer, "linear_attn.out_proj.weight")));
 }
 
-at::Tensor HybridModel::full_attention(const at::Tensor& x,
-                                       std::int64_t layer,
-                                       const RotaryTables& rotary,
-                                       const CpContext& context) const {
-    const std::int64_t tokens = x.size(0);
+Sharded HybridModel::linear_mixer(const Sharded& x,
+                                  std::int64_t layer,
+                                  const CpContext& context) const {
+    const CpContext linear = linear_attention_context(context);
+    const bool gathers = context.plan->linear && !context.plan->to_linear;
+    if (!gathers) {
+        return linear_attention(x, layer, linear);
+    }
+    // gather_hidden: the whole layer over all tokens on every rank, of which each keeps its own.
+    const Sharded all{
+        gather_tokens(x, {.op = "gather_hidden", .dtype = x.local.scalar_type()}, context),
+        linear.plan->tag};
+    return x.with(
+        linear_attention(all, layer, linear).local.index_select(0, context.plan->flat_indices));
+}
+
+Sharded HybridModel::full_attention(const Sharded& x,
+                                    std::int64_t layer,
+                                    const RotaryTables& rotary,
+                                    const CpContext& context) const {
+    const std::int64_t tokens = x.local.size(0);
     const std::int64_t query_heads = config_.num_attention_heads;
     const std::int64_t kv_heads = config_.num_key_value_heads;
     const std::int64_t dim = config_.head_dim;
-
+    const auto project = [&](const char* name, std::int64_t heads, std::int64_t head_dim) {
+        return linear_projection(x.local, weight(layer, name)).reshape({tokens, heads, head_dim});
+    };
     // Each query head's rows are its query, then its output gate.
     const std::vector<at::Tensor> query_and_gate =
-        linear_projection(x, weight(layer, "self_attn.q_proj.weight"))
-            .reshape({tokens, query_heads, 2 * dim})
-            .split(dim, -1);
-    const at::Tensor k_projected = linear_projection(x, weight(layer, "self_attn.k_proj.weight"))
-                                       .reshape({tokens, kv_heads, dim});
-    const at::Tensor v_THD = linear_projection(x, weight(layer, "self_attn.v_proj.weight"))
-                                 .reshape({tokens, kv_heads, dim});
+        project("self_attn.q_proj.weight", query_heads, 2 * dim).split(dim, -1);
+    const at::Tensor k_projected = project("self_attn.k_proj.weight", kv_heads, dim);
+    const at::Tensor v_THD = project("self_attn.v_proj.weight", kv_heads, dim);
 
     const auto normalise_and_rotate = [&](const at::Tensor& heads, const char* norm) {
-        return apply_partial_rotary(
-            rms_norm_zero_centered(heads, weight(layer, norm), config_.rms_norm_eps), rotary);
+        return x.with(apply_partial_rotary(
+            rms_norm_zero_centered(heads, weight(layer, norm), config_.rms_norm_eps), rotary));
     };
-    const at::Tensor q_THD = normalise_and_rotate(query_and_gate[0], "self_attn.q_norm.weight");
-    const at::Tensor k_THD = normalise_and_rotate(k_projected, "self_attn.k_norm.weight");
+    const Sharded q_THD = normalise_and_rotate(query_and_gate[0], "self_attn.q_norm.weight");
+    const Sharded k_THD = normalise_and_rotate(k_projected, "self_attn.k_norm.weight");
     const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
-    const at::Tensor o_THD = causal_attention_cp(q_THD, k_THD, v_THD, scale, context);
+    const at::Tensor o_THD = causal_attention_cp(q_THD, k_THD, x.with(v_THD), scale, context).local;
     const at::Tensor gated_THD = o_THD * at::sigmoid(query_and_gate[1]);
-    return linear_projection(gated_THD.reshape({tokens, query_heads * dim}),
-                             weight(layer, "self_attn.o_proj.weight"));
+    return x.with(linear_projection(gated_THD.reshape({tokens, query_heads * dim}),
+                                    weight(layer, "self_attn.o_proj.weight")));
 }
 
 ForwardResult HybridModel::forward(const at::Tensor& token_ids,
@@ -146,30 +164,41 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
             largest.item<std::int64_t>(), config_.vocab_size);
     }
     // The stream between layers stays in fp32: what a layer adds is rounded, their sum is not.
-    at::Tensor hidden = at::embedding(exact_weight(kEmbeddingName), token_ids);
+    const LayoutTag stream_layout = context.plan->tag;
+    Sharded hidden{at::embedding(exact_weight(kEmbeddingName), token_ids), stream_layout};
     const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
                                                    config_.rope_theta, compute_dtype_);
     ForwardResult result;
     for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
         const auto norm = [&](const char* name) {
-            return rms_norm_zero_centered(hidden, weight(layer, name), config_.rms_norm_eps)
-                .to(compute_dtype_);
+            return hidden.with(
+                rms_norm_zero_centered(hidden.local, weight(layer, name), config_.rms_norm_eps)
+                    .to(compute_dtype_));
         };
-        const at::Tensor mixer_input = norm("input_layernorm.weight");
         const bool is_linear =
             config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
-        hidden = hidden + (is_linear ? linear_attention(mixer_input, layer, context)
-                                     : full_attention(mixer_input, layer, rotary, context));
-        hidden = hidden + swiglu(norm("post_attention_layernorm.weight"),
-                                 weight(layer, "mlp.gate_proj.weight"),
-                                 weight(layer, "mlp.up_proj.weight"),
-                                 weight(layer, "mlp.down_proj.weight"));
+        const LayoutTag mixer_layout =
+            is_linear && context.plan->to_linear ? context.plan->linear->tag : stream_layout;
+        if (context.parallel.elide_conversions) {  // layers that agree share a conversion
+            hidden = convert(hidden, mixer_layout, context);
+        }
+        const Sharded mixer_input = convert(norm("input_layernorm.weight"), mixer_layout, context);
+        const Sharded mixed = is_linear ? linear_mixer(mixer_input, layer, context)
+                                        : full_attention(mixer_input, layer, rotary, context);
+        hidden = hidden.with(hidden.local + convert(mixed, hidden.layout, context).local);
+        hidden = hidden.with(hidden.local + swiglu(norm("post_attention_layernorm.weight").local,
+                                                   weight(layer, "mlp.gate_proj.weight"),
+                                                   weight(layer, "mlp.up_proj.weight"),
+                                                   weight(layer, "mlp.down_proj.weight")));
         if (keep_per_layer) {
-            result.per_layer.push_back(hidden.detach());
+            const at::NoGradGuard no_grad;
+            result.per_layer.push_back(
+                convert(hidden.with(hidden.local.detach()), stream_layout, context).local);
         }
     }
+    hidden = convert(hidden, stream_layout, context);
     result.hidden =
-        rms_norm_zero_centered(hidden, exact_weight(kFinalNormName), config_.rms_norm_eps)
+        rms_norm_zero_centered(hidden.local, exact_weight(kFinalNormName), config_.rms_norm_eps)
             .to(compute_dtype_);
     return result;
 }

@@ -111,19 +111,68 @@ struct HaloFunction : Function<HaloFunction> {
     }
 };
 
+void check_initial_rows(const at::Tensor& initial, const at::Tensor& x, const BatchPlan& plan) {
+    HCP_CHECK(initial.dim() == 3 && initial.size(0) == plan.layout.num_documents() &&
+                  initial.size(1) == plan.halo.width - 1 && initial.size(2) == x.size(1),
+              "causal convolution: the initial rows must be [{} documents, {}, {} channels]",
+              plan.layout.num_documents(), plan.halo.width - 1, x.size(1));
+}
+
+/// The halo with the rows that stand before the documents' first tokens.
+at::Tensor add_initial_rows(const at::Tensor& halo,
+                            const at::Tensor& initial,
+                            const BatchPlan& plan) {
+    const std::int64_t channels = initial.size(2);
+    at::Tensor rows = halo.defined()
+                          ? halo.reshape({-1, channels})
+                          : at::zeros({plan.halo.num_segments * (plan.halo.width - 1), channels},
+                                      initial.options().requires_grad(false));
+    if (plan.conv_ends.halo_rows.defined()) {
+        rows = rows.index_copy(
+            0, plan.conv_ends.halo_rows,
+            initial.reshape({-1, channels}).index_select(0, plan.conv_ends.halo_initial));
+    }
+    return rows.view({plan.halo.num_segments, plan.halo.width - 1, channels});
+}
+
 }  // namespace
 
-at::Tensor causal_conv_silu_cp(const at::Tensor& x,
-                               const at::Tensor& weight,
-                               const CpContext& context) {
+Sharded causal_conv_silu_cp(const Sharded& x,
+                            const at::Tensor& weight,
+                            const CpContext& context,
+                            const at::Tensor& initial) {
     const BatchPlan& plan = *context.plan;
+    check_layout("causal convolution", {&x}, plan);
     HCP_CHECK_EQ(weight.size(1), plan.halo.width, "causal convolution: the plan's width");
-    HCP_CHECK_EQ(x.size(0), plan.num_local_tokens(),
-                 "causal convolution: local tokens of the plan");
-    if (plan.layout.num_ranks() == 1) {
-        return causal_conv_silu(x, weight, at::Tensor(), plan.segment_offsets);
+    at::Tensor halo;  // [segments, W-1, C]
+    if (plan.layout.num_ranks() > 1) {
+        halo = HaloFunction::apply(x.local, context);
     }
-    return causal_conv_silu(x, weight, HaloFunction::apply(x, context), plan.segment_offsets);
+    if (initial.defined()) {
+        check_initial_rows(initial, x.local, plan);
+        halo = add_initial_rows(halo, initial.to(x.local.scalar_type()), plan);
+    }
+    return x.with(causal_conv_silu(x.local, weight, halo, plan.segment_offsets));
+}
+
+at::Tensor conv_final_rows(const Sharded& x, const CpContext& context, const at::Tensor& initial) {
+    const BatchPlan& plan = *context.plan;
+    check_layout("causal convolution", {&x}, plan);
+    const std::int64_t rows = plan.halo.width - 1;
+    const std::int64_t channels = x.local.size(1);
+    at::Tensor final = at::zeros({plan.layout.num_documents() * rows, channels}, x.local.options());
+    if (plan.conv_ends.final_rows.defined()) {
+        final = final.index_copy(0, plan.conv_ends.final_rows,
+                                 x.local.index_select(0, plan.conv_ends.final_tokens));
+    }
+    if (initial.defined() && plan.conv_ends.final_kept.defined()) {
+        check_initial_rows(initial, x.local, plan);
+        final = final.index_copy(0, plan.conv_ends.final_kept,
+                                 initial.to(x.local.scalar_type())
+                                     .reshape({-1, channels})
+                                     .index_select(0, plan.conv_ends.final_kept_initial));
+    }
+    return final.view({plan.layout.num_documents(), rows, channels});
 }
 
 }  // namespace hybridcp

@@ -1,6 +1,8 @@
-// The gated delta rule over ranks. One autograd function serves one rank, p2p and all_gather (they
-// differ in the exchange of boundary states); ulysses wraps it in two head exchanges and runs it on
-// whole documents.
+// The gated delta rule over ranks. One autograd function serves one rank, p2p, all_gather and scan
+// (they differ in the exchange of boundary states); ulysses wraps it in two head exchanges and runs
+// it on whole documents. Documents that go on from an earlier call are absorbed into the summaries:
+// the first segment's S becomes S + M S_initial, the last one's dS becomes dS + M^T dS_final, so
+// that no exchange knows of them.
 
 #include "hybridcp/error.h"
 #include "ops/context_parallel.h"
@@ -21,129 +23,271 @@ using torch::autograd::variable_list;
 struct LocalCall : torch::CustomClassHolder {
     GdnBackend backend = GdnBackend::kEager;
     GdnOptions options;
-    std::vector<std::int64_t> segment_offsets;
+    GdnSegments segments = GdnSegments({0});
+    DocumentEnds ends;
+    StateShape shape;
+    bool has_initial = false;
+    bool want_final = false;
     std::shared_ptr<GdnCall> kernel;
     std::unique_ptr<StateExchanger> exchange;
+    at::Tensor M;  // [segments, Hv, K, K], once something needs it
+
+    [[nodiscard]] std::int64_t num_segments() const {
+        return static_cast<std::int64_t>(segments.offsets().size()) - 1;
+    }
+    [[nodiscard]] at::Tensor zeros(std::int64_t count) const {
+        return at::zeros(shape.of(count), shape.options);
+    }
+    [[nodiscard]] const at::Tensor& summary_M() {
+        if (!M.defined()) {
+            M = kernel->summary().M;
+        }
+        return M;
+    }
 };
 
+/// into[to] = from[rows]; nothing where there are none.
+void copy_states(at::Tensor& into,
+                 const at::Tensor& to,
+                 const at::Tensor& from,
+                 const at::Tensor& rows) {
+    if (to.defined()) {
+        into.index_copy_(0, to, from.index_select(0, rows).to(into.scalar_type()));
+    }
+}
+
+/// into[rows] += M[rows] states
+void absorb(at::Tensor& into,
+            const at::Tensor& M,
+            const at::Tensor& rows,
+            const at::Tensor& states) {
+    into.index_add_(0, rows, at::matmul(M.index_select(0, rows), states.to(into.scalar_type())));
+}
+
+/// S_start of the local segments, from other ranks and from earlier calls; undefined for zeros.
+at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
+    at::Tensor S_start;
+    if (call.exchange) {
+        const auto summarize = [&] {
+            GdnSummary summary = call.kernel->summary();
+            call.M = summary.M;
+            if (call.has_initial && call.ends.first_segments.defined()) {
+                absorb(summary.S, summary.M, call.ends.first_segments,
+                       initial.index_select(0, call.ends.first_documents));
+            }
+            return summary;
+        };
+        S_start = call.exchange->start_states(
+            {.summarize = summarize, .independent = call.kernel->independent()});
+    }
+    if (call.has_initial) {
+        S_start = S_start.defined() ? S_start : call.zeros(call.num_segments());
+        copy_states(S_start, call.ends.first_segments, initial, call.ends.first_documents);
+    }
+    return S_start;
+}
+
+/// dS_end of the local segments, from other ranks and from later calls; undefined for zeros.
+at::Tensor end_gradients(LocalCall& call, const at::Tensor& d_o, const at::Tensor& d_final) {
+    const bool has_final = call.want_final && call.ends.last_segments.defined();
+    at::Tensor dS_end;
+    if (call.exchange) {
+        dS_end = call.exchange->end_gradients([&] {
+            at::Tensor dS = call.kernel->gradient_summary(d_o);
+            if (has_final) {
+                absorb(dS, call.summary_M().transpose(-1, -2), call.ends.last_segments,
+                       d_final.index_select(0, call.ends.last_documents));
+            }
+            return dS;
+        });
+    }
+    if (has_final) {
+        dS_end = dS_end.defined() ? dS_end : call.zeros(call.num_segments());
+        copy_states(dS_end, call.ends.last_segments, d_final, call.ends.last_documents);
+    }
+    return dS_end;
+}
+
 struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
-    static Variable forward(AutogradContext* ctx,
-                            const Variable& q,
-                            const Variable& k,
-                            const Variable& v,
-                            const Variable& g,
-                            const Variable& beta,
-                            const c10::intrusive_ptr<LocalCall>& call) {
+    /// `initial` is [N, Hv, K, V] or has no element. Returns o and the final states, which have no
+    /// element unless they are asked for.
+    static variable_list forward(AutogradContext* ctx,
+                                 at::TensorList inputs,  // q, k, v, g, beta, initial
+                                 const c10::intrusive_ptr<LocalCall>& call) {
         ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-        call->kernel = make_gdn_call(call->backend,
-                                     {.q = q.detach(),
-                                      .k = k.detach(),
-                                      .v = v.detach(),
-                                      .g = g.detach(),
-                                      .beta = beta.detach()},
-                                     call->segment_offsets, call->options);
-        at::Tensor S_start;
-        if (call->exchange) {
-            S_start = call->exchange->start_states([&] { return call->kernel->summary(); });
-        }
-        const GdnOutput output = call->kernel->forward(S_start);
+        const at::Tensor& initial = inputs[5];
+        call->kernel = make_gdn_call(
+            call->backend,
+            {.q = inputs[0], .k = inputs[1], .v = inputs[2], .g = inputs[3], .beta = inputs[4]},
+            call->segments, call->options);
+        const GdnOutput output = call->kernel->forward(start_states(*call, initial));
         if (call->exchange) {
             call->exchange->finish();
         }
-        return output.o;
+        at::Tensor final_states = call->zeros(call->want_final ? call->ends.num_documents : 0);
+        if (call->want_final) {
+            copy_states(final_states, call->ends.last_documents, output.S_end,
+                        call->ends.last_segments);
+            if (call->has_initial) {
+                copy_states(final_states, call->ends.empty_documents, initial,
+                            call->ends.empty_documents);
+            }
+        }
+        return {output.o, final_states};
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
         const auto holder = ctx->saved_data["call"].toCapsule();
-        const auto& call = static_cast<const LocalCall&>(*holder);
+        auto& call = static_cast<LocalCall&>(*holder);
         const at::Tensor d_o = gradients[0].contiguous();
-        at::Tensor dS_end;
-        if (call.exchange) {
-            dS_end =
-                call.exchange->end_gradients([&] { return call.kernel->gradient_summary(d_o); });
-        }
-        const GdnGradients result = call.kernel->backward(d_o, dS_end);
+        const at::Tensor& d_final = gradients[1];
+        const GdnGradients result = call.kernel->backward(d_o, end_gradients(call, d_o, d_final));
         if (call.exchange) {
             call.exchange->finish();
         }
-        return {result.dq, result.dk, result.dv, result.dg, result.dbeta, Variable()};
+        Variable d_initial;
+        if (call.has_initial) {
+            d_initial = call.zeros(call.ends.num_documents);
+            copy_states(d_initial, call.ends.first_documents, result.dS_start,
+                        call.ends.first_segments);
+            if (call.want_final) {
+                copy_states(d_initial, call.ends.empty_documents, d_final,
+                            call.ends.empty_documents);
+            }
+        }
+        return {result.dq, result.dk, result.dv, result.dg, result.dbeta, d_initial, Variable()};
     }
 };
 
-c10::intrusive_ptr<LocalCall> make_local_call(const GdnOptions& options,
-                                              std::vector<std::int64_t> segment_offsets,
+/// The inputs of a call as plain tensors.
+struct LocalInputs {
+    GdnInputs tokens;
+    DocumentStates documents;
+};
+
+c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
+                                              const GdnOptions& options,
                                               const CpContext& context) {
     auto call = c10::make_intrusive<LocalCall>();
     call->backend =
         context.parallel.reference_backend ? GdnBackend::kReference : GdnBackend::kEager;
     call->options = options;
-    call->segment_offsets = std::move(segment_offsets);
+    if (context.parallel.exact_summaries) {
+        call->options.summary_floor = GdnOptions::kExactSummary;
+    }
+    const GdnInputs& in = inputs.tokens;
+    const bool wide = call->backend == GdnBackend::kReference || in.q.scalar_type() == at::kDouble;
+    call->shape = {
+        .heads = in.v.size(1),
+        .key_dim = in.q.size(2),
+        .value_dim = in.v.size(2),
+        .options = in.q.options().dtype(wide ? at::kDouble : at::kFloat).requires_grad(false)};
+    call->has_initial = inputs.documents.initial.defined();
+    call->want_final = inputs.documents.want_final;
     return call;
 }
 
-at::Tensor run_local(const GdnInputs& inputs, const c10::intrusive_ptr<LocalCall>& call) {
-    return GatedDeltaRuleFunction::apply(inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, call);
+variable_list run_local(const LocalInputs& inputs, const c10::intrusive_ptr<LocalCall>& call) {
+    if (call->has_initial &&
+        inputs.documents.initial.sizes() != call->shape.of(call->ends.num_documents)) {
+        throw UsageError(fmt::format(
+            "gated delta rule: the initial states have {} documents, the batch has {}, or another "
+            "shape than [documents, value heads, key dim, value dim]",
+            inputs.documents.initial.size(0), call->ends.num_documents));
+    }
+    const GdnInputs& in = inputs.tokens;
+    const at::Tensor initial =
+        call->has_initial ? inputs.documents.initial : at::empty({0}, call->shape.options);
+    return GatedDeltaRuleFunction::apply(at::TensorList({in.q, in.k, in.v, in.g, in.beta, initial}),
+                                         call);
 }
 
-at::Tensor run_state_passing(const GdnInputs& inputs,
-                             const GdnOptions& options,
-                             const CpContext& context) {
-    const auto call = make_local_call(options, context.plan->segment_offsets, context);
-    const bool wide =
-        call->backend == GdnBackend::kReference || inputs.q.scalar_type() == at::kDouble;
-    const StateShape shape{
-        .heads = inputs.v.size(1),
-        .key_dim = inputs.q.size(2),
-        .value_dim = inputs.v.size(2),
-        .options = inputs.q.options().dtype(wide ? at::kDouble : at::kFloat).requires_grad(false)};
+variable_list run_state_passing(const LocalInputs& inputs,
+                                const GdnOptions& options,
+                                const CpContext& context) {
+    const auto call = make_local_call(inputs, options, context);
+    call->segments = context.plan->segments;
+    call->ends = context.plan->segment_ends;
     if (context.plan->layout.num_ranks() > 1) {
-        call->exchange = context.parallel.linear_attention_mode == LinearAttentionMode::kP2p
-                             ? make_p2p_exchanger(context, shape)
-                             : make_all_gather_exchanger(context, shape);
+        switch (context.parallel.linear_attention_mode) {
+            case LinearAttentionMode::kP2p:
+                call->exchange = make_p2p_exchanger(context, call->shape);
+                break;
+            case LinearAttentionMode::kAllGather:
+                call->exchange = make_all_gather_exchanger(context, call->shape);
+                break;
+            case LinearAttentionMode::kScan:
+                call->exchange = make_scan_exchanger(context, call->shape);
+                break;
+            case LinearAttentionMode::kUlysses:
+            case LinearAttentionMode::kGatherHidden:
+                throw UsageError(
+                    "gated delta rule: gather_hidden gathers the input of the layer, not its "
+                    "heads: run the op in the plan of the whole documents");
+        }
     }
     return run_local(inputs, call);
 }
 
-at::Tensor run_ulysses(const GdnInputs& inputs,
-                       const GdnOptions& options,
-                       const CpContext& context) {
-    const std::int64_t group_size = inputs.v.size(1) / inputs.q.size(1);
-    const HeadShards value_shards = split_heads(inputs.v.size(1), context.group->size());
+variable_list run_ulysses(const LocalInputs& inputs,
+                          const GdnOptions& options,
+                          const CpContext& context) {
+    const GdnInputs& in = inputs.tokens;
+    const std::int64_t group_size = in.v.size(1) / in.q.size(1);
+    const HeadShards value_shards = split_heads(in.v.size(1), context.group->size());
     const HeadShards key_shards = shared_heads(value_shards, group_size);
     const std::vector<at::Tensor> shard = scatter_heads(
-        {inputs.q, inputs.k, inputs.v, inputs.g.unsqueeze(2), inputs.beta.unsqueeze(2)},
+        {in.q, in.k, in.v, in.g.unsqueeze(2), in.beta.unsqueeze(2)},
         {key_shards, key_shards, value_shards, value_shards, value_shards}, "gdn_ulysses", context);
-    GdnInputs local{.q = shard[0],
-                    .k = shard[1],
-                    .v = shard[2],
-                    .g = shard[3].squeeze(2),
-                    .beta = shard[4].squeeze(2)};
-    const auto me = static_cast<std::size_t>(context.group->rank());
-    const std::vector<std::int64_t> index =
-        shared_head_index(value_shards[me], key_shards[me], group_size);
-    if (!index.empty()) {
-        const at::Tensor heads =
-            at::tensor(index, at::TensorOptions().dtype(at::kLong)).to(local.q.device());
-        local.q = local.q.index_select(1, heads);
-        local.k = local.k.index_select(1, heads);
+    LocalInputs local{.tokens = {.q = shard[0],
+                                 .k = shard[1],
+                                 .v = shard[2],
+                                 .g = shard[3].squeeze(2),
+                                 .beta = shard[4].squeeze(2)},
+                      .documents = inputs.documents};
+    const at::Tensor heads = shared_head_index(value_shards, key_shards, context.group->rank(),
+                                               {group_size, in.q.device()});
+    if (heads.defined()) {
+        local.tokens.q = local.tokens.q.index_select(1, heads);
+        local.tokens.k = local.tokens.k.index_select(1, heads);
     }
-    const auto call = make_local_call(options, context.plan->layout.document_offsets(), context);
-    return gather_heads({run_local(local, call)}, {value_shards}, "gdn_ulysses", context)[0];
+    const HeadRange& own = value_shards[static_cast<std::size_t>(context.group->rank())];
+    if (inputs.documents.initial.defined()) {
+        local.documents.initial = inputs.documents.initial.narrow(1, own.begin, own.count);
+    }
+    const auto call = make_local_call(local, options, context);
+    call->segments = context.plan->documents;
+    call->ends = context.plan->document_ends;
+    const variable_list result = run_local(local, call);
+    const at::Tensor o = gather_heads({result[0]}, {value_shards}, "gdn_ulysses", context)[0];
+    if (!call->want_final) {
+        return {o, result[1]};
+    }
+    const std::int64_t after = in.v.size(1) - own.begin - own.count;
+    return {o, at::constant_pad_nd(result[1], {0, 0, 0, 0, own.begin, after})};
 }
 
 }  // namespace
 
-at::Tensor gated_delta_rule_cp(const GdnInputs& inputs,
-                               const GdnOptions& options,
-                               const CpContext& context) {
+GdnResult gated_delta_rule_cp(const GdnShards& inputs,
+                              const GdnOptions& options,
+                              const CpContext& context,
+                              const DocumentStates& documents) {
     const BatchPlan& plan = *context.plan;
-    HCP_CHECK_EQ(inputs.q.size(0), plan.num_local_tokens(),
-                 "gated delta rule: local tokens of the plan");
-    if (plan.layout.num_ranks() > 1 &&
-        context.parallel.linear_attention_mode == LinearAttentionMode::kUlysses) {
-        return run_ulysses(inputs, options, context);
-    }
-    return run_state_passing(inputs, options, context);
+    check_layout("gated delta rule", {&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta},
+                 plan);
+    const LocalInputs local{.tokens = {.q = inputs.q.local,
+                                       .k = inputs.k.local,
+                                       .v = inputs.v.local,
+                                       .g = inputs.g.local,
+                                       .beta = inputs.beta.local},
+                            .documents = documents};
+    const bool ulysses = plan.layout.num_ranks() > 1 &&
+                         context.parallel.linear_attention_mode == LinearAttentionMode::kUlysses;
+    const variable_list result =
+        ulysses ? run_ulysses(local, options, context) : run_state_passing(local, options, context);
+    return {.o = inputs.q.with(result[0]),
+            .states = documents.want_final ? result[1] : at::Tensor()};
 }
 
 }  // namespace hybridcp

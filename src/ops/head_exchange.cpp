@@ -225,16 +225,24 @@ HeadShards shared_heads(const HeadShards& query_shards, std::int64_t group_size)
     return shards;
 }
 
-std::vector<std::int64_t> shared_head_index(const HeadRange& query_range,
-                                            const HeadRange& shared_range,
-                                            std::int64_t group_size) {
-    std::vector<std::int64_t> index;
-    bool plain = query_range.count % shared_range.count == 0;
-    for (std::int64_t h = 0; h < query_range.count; ++h) {
-        index.push_back((query_range.begin + h) / group_size - shared_range.begin);
-        plain = plain && index.back() == h / (query_range.count / shared_range.count);
+at::Tensor shared_head_index(const HeadShards& query_shards,
+                             const HeadShards& shared_shards,
+                             int rank,
+                             const HeadGrouping& grouping) {
+    const HeadRange& query = query_shards[static_cast<std::size_t>(rank)];
+    const HeadRange& shared = shared_shards[static_cast<std::size_t>(rank)];
+    bool plain = query.count % shared.count == 0;
+    for (std::int64_t h = 0; plain && h < query.count; ++h) {
+        plain = (query.begin + h) / grouping.group_size - shared.begin ==
+                h / (query.count / shared.count);
     }
-    return plain ? std::vector<std::int64_t>{} : index;
+    if (plain) {
+        return {};
+    }
+    const auto options = at::TensorOptions(grouping.device).dtype(at::kLong);
+    return at::arange(query.begin, query.begin + query.count, options)
+        .floor_divide_(grouping.group_size)
+        .sub_(shared.begin);
 }
 
 std::vector<at::Tensor> scatter_heads(const std::vector<at::Tensor>& tensors,

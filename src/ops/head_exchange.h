@@ -28,11 +28,17 @@ using HeadShards = std::vector<HeadRange>;  // one per rank
 /// group_size.
 [[nodiscard]] HeadShards shared_heads(const HeadShards& query_shards, std::int64_t group_size);
 
-/// Which of a shard's shared heads each of its query heads reads; empty when that is the plain
-/// grouping h / (query heads / shared heads), which the kernels know.
-[[nodiscard]] std::vector<std::int64_t> shared_head_index(const HeadRange& query_range,
-                                                          const HeadRange& shared_range,
-                                                          std::int64_t group_size);
+/// Which of a rank's shared heads each of its query heads reads, [query heads] int64 made on the
+/// device without a copy from the host; undefined when that is the plain grouping h / (query heads
+/// / shared heads), which the kernels know.
+struct HeadGrouping {
+    std::int64_t group_size = 1;  // query heads a shared head
+    at::Device device = at::kCPU;
+};
+[[nodiscard]] at::Tensor shared_head_index(const HeadShards& query_shards,
+                                           const HeadShards& shared_shards,
+                                           int rank,
+                                           const HeadGrouping& grouping);
 
 /// [T_local, H_i, D_i] each -> [T, count_i, D_i] each. Differentiable; gradients of heads that
 /// several ranks hold are summed in rank order. Comm: one all-to-all per dtype among the tensors,

@@ -27,15 +27,14 @@ constexpr std::array<std::string_view, 2> kDevices{"cpu", "cuda"};
 constexpr std::array<std::string_view, 2> kDtypes{"fp32", "bf16"};
 constexpr std::array<std::string_view, 2> kFullModes{"ulysses", "all_gather"};
 constexpr std::array<std::string_view, 1> kPlannedFullModes{"ring"};
-constexpr std::array<std::string_view, 3> kLinearModes{"p2p", "all_gather", "ulysses"};
-constexpr std::array<std::string_view, 2> kPlannedLinearModes{"scan", "gather_hidden"};
+constexpr std::array<std::string_view, 5> kLinearModes{"p2p", "all_gather", "scan", "ulysses",
+                                                       "gather_hidden"};
 constexpr std::array<std::string_view, 2> kBackends{"eager", "reference"};
 constexpr std::array<std::string_view, 1> kPlannedBackends{"fused"};
-constexpr std::array<std::string_view, 1> kLayouts{"contiguous"};
-constexpr std::array<std::string_view, 2> kPlannedLayouts{"zigzag", "folded"};
+constexpr std::array<std::string_view, 2> kSummaries{"truncated", "exact"};
+constexpr std::array<std::string_view, 3> kLayouts{"contiguous", "zigzag", "folded"};
 constexpr std::array<std::string_view, 2> kCuts{"document", "row"};
-constexpr std::array<std::string_view, 1> kLinearLayouts{"native"};
-constexpr std::array<std::string_view, 1> kPlannedLinearLayouts{"convert"};
+constexpr std::array<std::string_view, 2> kLinearLayouts{"native", "convert"};
 constexpr std::array<std::string_view, 2> kConversions{"folded", "contiguous"};
 
 Support refuse(std::string rule, std::string nearest) {
@@ -67,18 +66,17 @@ Support check_words(const ParallelOptions& options, const std::string& dtype) {
             "not built yet",
             "linear_attention_gdn_backend: eager");
     }
-    const std::array<Choice, 9> choices{{
+    const std::array<Choice, 10> choices{{
         {"device", options.device, kDevices, {}},
         {"dtype", dtype, kDtypes, {}},
         {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, kPlannedFullModes},
-        {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes,
-         kPlannedLinearModes},
+        {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes, {}},
         {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends,
          kPlannedBackends},
-        {"sequence_layout", options.sequence_layout, kLayouts, kPlannedLayouts},
+        {"linear_attention_summary", options.linear_attention_summary, kSummaries, {}},
+        {"sequence_layout", options.sequence_layout, kLayouts, {}},
         {"layout_cut", options.layout_cut, kCuts, {}},
-        {"linear_attention_layout", options.linear_attention_layout, kLinearLayouts,
-         kPlannedLinearLayouts},
+        {"linear_attention_layout", options.linear_attention_layout, kLinearLayouts, {}},
         {"convert_to", options.convert_to, kConversions, {}},
     }};
     for (const Choice& choice : choices) {
@@ -152,6 +150,20 @@ Support check_device(const ParallelOptions& options) {
     return {};
 }
 
+LinearAttentionMode linear_mode(const std::string& word) {
+    return word == "p2p"             ? LinearAttentionMode::kP2p
+           : word == "all_gather"    ? LinearAttentionMode::kAllGather
+           : word == "scan"          ? LinearAttentionMode::kScan
+           : word == "gather_hidden" ? LinearAttentionMode::kGatherHidden
+                                     : LinearAttentionMode::kUlysses;
+}
+
+LayoutKind layout_kind(const std::string& word) {
+    return word == "zigzag"   ? LayoutKind::kZigzag
+           : word == "folded" ? LayoutKind::kFolded
+                              : LayoutKind::kContiguous;
+}
+
 }  // namespace
 
 Support check_support(const ParallelOptions& options,
@@ -180,16 +192,17 @@ Parallel make_parallel(const ParallelOptions& options,
     Parallel parallel;
     parallel.dp = options.dp;
     parallel.cp = options.cp;
-    parallel.linear_attention_mode =
-        options.linear_attention_cp_mode == "p2p"          ? LinearAttentionMode::kP2p
-        : options.linear_attention_cp_mode == "all_gather" ? LinearAttentionMode::kAllGather
-                                                           : LinearAttentionMode::kUlysses;
+    parallel.linear_attention_mode = linear_mode(options.linear_attention_cp_mode);
     parallel.full_attention_mode = options.full_attention_cp_mode == "all_gather"
                                        ? FullAttentionMode::kAllGather
                                        : FullAttentionMode::kUlysses;
     parallel.reference_backend = options.linear_attention_gdn_backend == "reference";
-    parallel.layout_kind = LayoutKind::kContiguous;
+    parallel.exact_summaries = options.linear_attention_summary == "exact";
+    parallel.layout_kind = layout_kind(options.sequence_layout);
     parallel.layout_cut = options.layout_cut == "row" ? LayoutCut::kRow : LayoutCut::kDocument;
+    const bool converts = options.linear_attention_layout == "convert" &&
+                          parallel.linear_attention_mode != LinearAttentionMode::kGatherHidden;
+    parallel.linear_layout_kind = converts ? layout_kind(options.convert_to) : parallel.layout_kind;
     return parallel;
 }
 

@@ -65,6 +65,7 @@ void visit_accelerator(Visitor& visitor, ParallelOptions& options) {
     visitor.field("full_attention_cp_mode", options.full_attention_cp_mode, Rule{});
     visitor.field("linear_attention_cp_mode", options.linear_attention_cp_mode, Rule{});
     visitor.field("linear_attention_gdn_backend", options.linear_attention_gdn_backend, Rule{});
+    visitor.field("linear_attention_summary", options.linear_attention_summary, Rule{});
     visitor.field("sequence_layout", options.sequence_layout, Rule{});
     visitor.field("layout_cut", options.layout_cut, Rule{});
     visitor.field("linear_attention_layout", options.linear_attention_layout, Rule{});

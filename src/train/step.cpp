@@ -71,11 +71,14 @@ class StepRun {
         HashBuilder hash;
         hash.add(static_cast<std::uint64_t>(parallel_.linear_attention_mode));
         hash.add(static_cast<std::uint64_t>(parallel_.full_attention_mode));
+        hash.add(static_cast<std::uint64_t>(parallel_.linear_layout_kind));
+        hash.add(static_cast<std::uint64_t>(parallel_.elide_conversions));
+        hash.add(static_cast<std::uint64_t>(parallel_.exact_summaries));
         hash.add(static_cast<std::uint64_t>(model_.compute_dtype()));
         hash.add(static_cast<std::uint64_t>(model_.gdn_chunk_size));
         hash.add(micro_batches_.size());
         for (const TokenBatch& batch : micro_batches_) {
-            hash.add(make_layout(batch).hash());
+            hash.add(stream_layout(batch.document_lengths, parallel_).hash());
             hash.add(batch.token_ids);
             hash.add(batch.targets);
         }
@@ -101,7 +104,11 @@ class StepRun {
 
     [[nodiscard]] Shard make_shard(const TokenBatch& batch) const {
         const int width = static_cast<int>(model_.config().linear_conv_kernel_dim);
-        Shard shard{.plan = make_batch_plan(make_layout(batch), mesh_.cp->rank(), width, device())};
+        Shard shard{.plan = make_batch_plan({.document_lengths = batch.document_lengths,
+                                             .parallel = parallel_,
+                                             .rank = mesh_.cp->rank(),
+                                             .conv_width = width,
+                                             .device = device()})};
         const at::Tensor indices = shard.plan.flat_indices.to(batch.token_ids.device());
         shard.token_ids = batch.token_ids.index_select(0, indices).to(device());
         shard.targets = batch.targets.index_select(0, indices).to(device());
@@ -156,12 +163,6 @@ class StepRun {
 
   private:
     [[nodiscard]] at::Device device() const { return model_.parameters().front().value.device(); }
-    [[nodiscard]] Layout make_layout(const TokenBatch& batch) const {
-        return Layout::make({.kind = parallel_.layout_kind,
-                             .cut = parallel_.layout_cut,
-                             .num_ranks = parallel_.cp,
-                             .document_lengths = batch.document_lengths});
-    }
     static bool is_finite(const at::Tensor& tensor) {
         return tensor.numel() == 0 || std::isfinite(tensor.abs().max().item<float>());
     }

@@ -8,46 +8,14 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/conv/causal_conv.h"
+#include "ops/gdn_cases.h"
 #include "ops/sharded_run.h"
 
 namespace hybridcp::testing {
 namespace {
 
-constexpr double kGdnBar = 1e-5;       // golden bars: gdn, plain regimes
-constexpr double kOutputBar = 2e-6;    // convolution and attention, outputs
+constexpr double kOutputBar = 2e-6;    // golden bars: convolution and attention, outputs
 constexpr double kGradientBar = 5e-6;  // and gradients
-
-at::Tensor random(std::vector<std::int64_t> shape) {
-    return at::randn(shape, at::TensorOptions().dtype(at::kFloat));
-}
-
-std::vector<at::Tensor> to_double(const std::vector<at::Tensor>& tensors) {
-    std::vector<at::Tensor> result;
-    for (const at::Tensor& tensor : tensors) {
-        result.push_back(tensor.to(at::kDouble).detach().requires_grad_(true));
-    }
-    return result;
-}
-
-struct Expected {
-    at::Tensor output;
-    std::vector<at::Tensor> gradients;
-};
-
-/// fp64 autograd of an op over whole documents.
-Expected run_whole(const OpInputs& inputs,
-                   const std::function<at::Tensor(const std::vector<at::Tensor>&)>& op) {
-    std::vector<at::Tensor> all = inputs.tokens;
-    all.insert(all.end(), inputs.weights.begin(), inputs.weights.end());
-    all = to_double(all);
-    const at::Tensor output = op(all);
-    (output * inputs.d_output.to(at::kDouble)).sum().backward();
-    Expected expected{.output = output.detach(), .gradients = {}};
-    for (const at::Tensor& leaf : all) {
-        expected.gradients.push_back(leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf));
-    }
-    return expected;
-}
 
 std::vector<std::int64_t> offsets_of(const LayoutCase& layout_case) {
     std::vector<std::int64_t> offsets{0};
@@ -79,52 +47,11 @@ TEST_P(EveryLayout, Convolution) {
     const ShardedRun run =
         run_sharded(make_layout(layout_case(), num_ranks()), Parallel{}, inputs,
                     [](const std::vector<at::Tensor>& x, const CpContext& context) {
-                        return causal_conv_silu_cp(x[0], x[1], context);
+                        return causal_conv_silu_cp(shard(x[0], context), x[1], context).local;
                     });
     EXPECT_LE(relative_error(run.output, expected.output), kOutputBar);
     EXPECT_LE(relative_error(run.gradients[0], expected.gradients[0]), kGradientBar);
     EXPECT_LE(relative_error(run.gradients[1], expected.gradients[1]), kGradientBar);
-}
-
-struct GdnHeads {
-    std::int64_t key_heads;
-    std::int64_t value_heads;
-};
-
-OpInputs gdn_inputs(std::int64_t T, const GdnHeads& heads) {
-    constexpr std::int64_t kKeyDim = 8;
-    constexpr std::int64_t kValueDim = 6;
-    const at::Tensor rate = at::rand({heads.value_heads}) * 2.0;  // decay speeds from none to fast
-    return {.tokens = {random({T, heads.key_heads, kKeyDim}), random({T, heads.key_heads, kKeyDim}),
-                       random({T, heads.value_heads, kValueDim}),
-                       -at::rand({T, heads.value_heads}) * rate, at::rand({T, heads.value_heads})},
-            .weights = {},
-            .d_output = random({T, heads.value_heads, kValueDim})};
-}
-
-GdnInputs as_gdn(const std::vector<at::Tensor>& x) {
-    return {.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]};
-}
-
-Expected gdn_recurrence(const OpInputs& inputs, const std::vector<std::int64_t>& offsets) {
-    const auto call = make_gdn_call(GdnBackend::kReference, as_gdn(to_double(inputs.tokens)),
-                                    offsets, GdnOptions{});
-    const GdnOutput output = call->forward(at::Tensor());
-    const GdnGradients gradients = call->backward(inputs.d_output.to(at::kDouble), at::Tensor());
-    return {.output = output.o,
-            .gradients = {gradients.dq, gradients.dk, gradients.dv, gradients.dg, gradients.dbeta}};
-}
-
-void expect_gdn(const ShardedRun& run, const Expected& expected) {
-    const std::array<const char*, 5> names{"dq", "dk", "dv", "dg", "dbeta"};
-    EXPECT_LE(worst_head_error(run.output, expected.output), kGdnBar) << "o";
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        EXPECT_LE(worst_head_error(run.gradients[i], expected.gradients[i]), kGdnBar) << names[i];
-    }
-}
-
-at::Tensor gdn_op(const std::vector<at::Tensor>& x, const CpContext& context) {
-    return gated_delta_rule_cp(as_gdn(x), GdnOptions{.chunk_size = 16}, context);
 }
 
 TEST_P(EveryLayout, GatedDeltaRule) {
@@ -133,7 +60,7 @@ TEST_P(EveryLayout, GatedDeltaRule) {
     const Expected expected = gdn_recurrence(inputs, offsets_of(layout_case()));
     const Layout layout = make_layout(layout_case(), num_ranks());
     for (const LinearAttentionMode mode :
-         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather,
+         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather, LinearAttentionMode::kScan,
           LinearAttentionMode::kUlysses}) {
         SCOPED_TRACE(static_cast<int>(mode));
         if (mode == LinearAttentionMode::kUlysses && heads.value_heads % num_ranks() != 0) {
@@ -168,7 +95,9 @@ void expect_attention(const LayoutCase& layout_case,
     const ShardedRun run =
         run_sharded(make_layout(layout_case, num_ranks), Parallel{.full_attention_mode = mode},
                     inputs, [](const std::vector<at::Tensor>& x, const CpContext& context) {
-                        return causal_attention_cp(x[0], x[1], x[2], kScale, context);
+                        return causal_attention_cp(shard(x[0], context), shard(x[1], context),
+                                                   shard(x[2], context), kScale, context)
+                            .local;
                     });
     EXPECT_LE(worst_head_error(run.output, expected.output), kOutputBar);
     for (std::size_t i = 0; i < 3; ++i) {
@@ -247,10 +176,13 @@ TEST(Numerics, HeadsWithoutDecayAndWithFullResetsCrossRanksExactly) {
     inputs.tokens[3].select(1, 2)[77] = -std::numeric_limits<float>::infinity();  // one full reset
     const Expected expected = gdn_recurrence(inputs, {0, 160});
     for (const LinearAttentionMode mode :
-         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather}) {
-        const Layout layout = Layout::make({.num_ranks = 5, .document_lengths = {160}});
-        expect_gdn(run_sharded(layout, Parallel{.linear_attention_mode = mode}, inputs, gdn_op),
-                   expected);
+         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather, LinearAttentionMode::kScan}) {
+        for (const LayoutKind kind : kLayoutKinds) {
+            const Layout layout =
+                Layout::make({.kind = kind, .num_ranks = 5, .document_lengths = {160}});
+            expect_gdn(run_sharded(layout, Parallel{.linear_attention_mode = mode}, inputs, gdn_op),
+                       expected);
+        }
     }
 }
 

@@ -116,7 +116,7 @@ double worst_head_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 Layout make_layout(const LayoutCase& layout_case, int num_ranks) {
-    LayoutOptions options{.kind = LayoutKind::kContiguous,
+    LayoutOptions options{.kind = layout_case.kind,
                           .cut = layout_case.cut,
                           .num_ranks = num_ranks,
                           .document_lengths = layout_case.document_lengths,
@@ -148,7 +148,7 @@ Layout make_layout(const LayoutCase& layout_case, int num_ranks) {
 
 std::vector<LayoutCase> layout_cases() {
     const auto row = LayoutCut::kRow;
-    return {
+    const std::vector<LayoutCase> contiguous{
         {.name = "one_token", .document_lengths = {1}},
         {.name = "t63", .document_lengths = {63}},
         {.name = "t65_row", .document_lengths = {65}, .cut = row},
@@ -168,6 +168,17 @@ std::vector<LayoutCase> layout_cases() {
          .cut = row,
          .shard_weights = {80, 1}},
     };
+    std::vector<LayoutCase> cases = contiguous;
+    for (LayoutCase layout_case : contiguous) {
+        for (const LayoutKind kind : {LayoutKind::kZigzag, LayoutKind::kFolded}) {
+            if (layout_case.shard_weights.empty()) {
+                layout_case.kind = kind;
+                cases.push_back(layout_case);
+                cases.back().name += "_" + to_string(kind);
+            }
+        }
+    }
+    return cases;
 }
 
 }  // namespace hybridcp::testing

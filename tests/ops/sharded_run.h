@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -38,6 +39,11 @@ using Op = std::function<at::Tensor(const std::vector<at::Tensor>&, const CpCont
                                      const Op& op,
                                      int repeats = 1);
 
+/// A local tensor in the layout of the context's plan.
+[[nodiscard]] inline Sharded shard(const at::Tensor& local, const CpContext& context) {
+    return {local, context.plan->tag};
+}
+
 /// |a - b| / |b| over the whole tensor, or |a| where b is zero.
 [[nodiscard]] double relative_error(const at::Tensor& a, const at::Tensor& b);
 /// The largest relative error over the heads (dim 1) of [T, H, ...], with the rule for heads that
@@ -50,10 +56,14 @@ struct LayoutCase {
     LayoutCut cut = LayoutCut::kDocument;
     /// Relative weights of the ranks' shards, cyclic; empty for an even cut. Only with kRow.
     std::vector<std::int64_t> shard_weights = {};
+    LayoutKind kind = LayoutKind::kContiguous;
 };
 
+inline constexpr std::array kLayoutKinds{LayoutKind::kContiguous, LayoutKind::kZigzag,
+                                         LayoutKind::kFolded};
+
 [[nodiscard]] Layout make_layout(const LayoutCase& layout_case, int num_ranks);
-/// Even, odd, packed, empty, tiny and uneven layouts.
+/// Even, odd, packed, empty, tiny and uneven layouts, of every kind.
 [[nodiscard]] std::vector<LayoutCase> layout_cases();
 
 }  // namespace hybridcp::testing

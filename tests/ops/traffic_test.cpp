@@ -35,8 +35,13 @@ OpInputs gdn_inputs(at::ScalarType dtype) {
 }
 
 at::Tensor gdn_op(const std::vector<at::Tensor>& x, const CpContext& context) {
-    return gated_delta_rule_cp({.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]},
-                               GdnOptions{.chunk_size = 16}, context);
+    return gated_delta_rule_cp({.q = shard(x[0], context),
+                                .k = shard(x[1], context),
+                                .v = shard(x[2], context),
+                                .g = shard(x[3], context),
+                                .beta = shard(x[4], context)},
+                               GdnOptions{.chunk_size = 16}, context)
+        .o.local;
 }
 
 Layout one_document(int num_ranks) {
@@ -89,7 +94,7 @@ TEST_P(EveryRankCount, HaloSendsThreeRowsToTheSuccessor) {
     const ShardedRun run =
         run_sharded(one_document(P), Parallel{}, inputs,
                     [](const std::vector<at::Tensor>& x, const CpContext& context) {
-                        return causal_conv_silu_cp(x[0], x[1], context);
+                        return causal_conv_silu_cp(shard(x[0], context), x[1], context).local;
                     });
     for (int r = 0; r < P; ++r) {
         const std::int64_t hops = (r + 1 < P ? 1 : 0) + (r > 0 ? 1 : 0);
@@ -139,7 +144,9 @@ TEST_P(EveryRankCount, AttentionSendsKeysAndValuesOnceEachWay) {
     const ShardedRun run =
         run_sharded(layout, Parallel{.full_attention_mode = FullAttentionMode::kAllGather}, inputs,
                     [](const std::vector<at::Tensor>& x, const CpContext& context) {
-                        return causal_attention_cp(x[0], x[1], x[2], 0.3, context);
+                        return causal_attention_cp(shard(x[0], context), shard(x[1], context),
+                                                   shard(x[2], context), 0.3, context)
+                            .local;
                     });
     std::int64_t longest = 0;
     for (int r = 0; r < P; ++r) {
@@ -173,7 +180,7 @@ TEST(ManyPasses, FiftyPassesOfEveryModeGiveTheSameBitsAndDoNotGrow) {
     const OpInputs inputs = gdn_inputs(at::kFloat);
     const Layout layout = one_document(4);
     for (const LinearAttentionMode mode :
-         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather,
+         {LinearAttentionMode::kP2p, LinearAttentionMode::kAllGather, LinearAttentionMode::kScan,
           LinearAttentionMode::kUlysses}) {
         (void)run_sharded(layout, Parallel{.linear_attention_mode = mode}, inputs, gdn_op, 5);
         const std::int64_t before = resident_kilobytes();
@@ -190,7 +197,9 @@ TEST(ManyPasses, FiftyPassesOfEveryAttentionModeGiveTheSameBitsAndDoNotGrow) {
         .weights = {},
         .d_output = random({kTokens, 4, 8})};
     const Op op = [](const std::vector<at::Tensor>& x, const CpContext& context) {
-        return causal_attention_cp(x[0], x[1], x[2], 0.3, context);
+        return causal_attention_cp(shard(x[0], context), shard(x[1], context), shard(x[2], context),
+                                   0.3, context)
+            .local;
     };
     for (const FullAttentionMode mode :
          {FullAttentionMode::kUlysses, FullAttentionMode::kAllGather}) {

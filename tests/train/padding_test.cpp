@@ -66,12 +66,17 @@ TEST(Padding, TwoRowsOf8192With7777ValidTokens) {
                                                      gradients.dg, gradients.dbeta};
 
     const Layout layout = Layout::make({.num_ranks = 4, .document_lengths = {kValid, kValid}});
-    const ShardedRun run = run_sharded(
-        layout, Parallel{.linear_attention_mode = LinearAttentionMode::kP2p}, inputs,
-        [](const std::vector<at::Tensor>& x, const CpContext& context) {
-            return gated_delta_rule_cp({.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]},
-                                       GdnOptions{}, context);
-        });
+    const ShardedRun run =
+        run_sharded(layout, Parallel{.linear_attention_mode = LinearAttentionMode::kP2p}, inputs,
+                    [](const std::vector<at::Tensor>& x, const CpContext& context) {
+                        return gated_delta_rule_cp({.q = shard(x[0], context),
+                                                    .k = shard(x[1], context),
+                                                    .v = shard(x[2], context),
+                                                    .g = shard(x[3], context),
+                                                    .beta = shard(x[4], context)},
+                                                   GdnOptions{}, context)
+                            .o.local;
+                    });
     EXPECT_LE(worst_head_error(run.output, expected), kBar);
     expect_zero_padding(run.output);
     for (std::size_t i = 0; i < expected_gradients.size(); ++i) {

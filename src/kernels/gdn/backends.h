@@ -11,10 +11,12 @@ constexpr double kLogDecayFloor = -1000.0;
 
 struct Problem {
     GdnInputs inputs;  // detached
+    GdnSegments segments;
     std::vector<std::int64_t> offsets;
     double scale = 1.0;
     bool use_qk_l2norm = true;
     std::int64_t chunk_size = 64;
+    double summary_floor = GdnOptions::kFastSummary;
 
     [[nodiscard]] std::int64_t num_tokens() const { return inputs.q.size(0); }
     [[nodiscard]] std::int64_t num_segments() const {

@@ -88,6 +88,13 @@ void ChunkLayout::index_tokens(const std::vector<std::int64_t>& offsets,
     row_of_token_ = index_tensor(row_of_token, options);
 }
 
+std::int64_t ChunkLayout::chunks_at(std::int64_t place) const {
+    const auto end = std::partition_point(steps_.begin(), steps_.end(), [place](const Step& step) {
+        return step.num_chunks > place;
+    });
+    return end - steps_.begin();
+}
+
 at::Tensor ChunkLayout::to_chunks(const at::Tensor& x, at::ScalarType type) const {
     at::Tensor rows = x;  // [chunks * C, H, ...]
     if (!identity_) {

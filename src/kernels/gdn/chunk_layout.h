@@ -30,6 +30,15 @@ class ChunkLayout {
     [[nodiscard]] std::int64_t chunk_size() const { return chunk_size_; }
     [[nodiscard]] std::int64_t num_segments() const { return num_segments_; }
     [[nodiscard]] const std::vector<Step>& steps() const { return steps_; }
+    /// The segment, in the caller's order, at a place of the layout, and its number of chunks.
+    [[nodiscard]] std::int64_t segment_at(std::int64_t place) const {
+        return order_[static_cast<std::size_t>(place)];
+    }
+    [[nodiscard]] std::int64_t chunks_at(std::int64_t place) const;
+    /// The chunk of a place at a step that it has.
+    [[nodiscard]] std::int64_t row(std::int64_t step, std::int64_t place) const {
+        return steps_[static_cast<std::size_t>(step)].first_chunk + place;
+    }
 
     /// x [T, H, ...] to a contiguous [chunks * H, C, ...] of dtype `type`; rows without a token are
     /// 0.

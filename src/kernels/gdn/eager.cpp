@@ -18,20 +18,29 @@ class EagerCall final : public GdnCall {
     explicit EagerCall(Problem problem)
         : problem_(std::move(problem)),
           type_(problem_.inputs.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat),
-          layout_(problem_.offsets,
-                  problem_.num_tokens(),
-                  problem_.chunk_size,
-                  problem_.inputs.q.options()) {
+          chunks_(problem_.segments.chunks(
+              problem_.num_tokens(), problem_.chunk_size, problem_.inputs.q.options())),
+          layout_(*chunks_) {
         const c10::NoGradGuard no_grad;
         factors_ = make_chunk_factors(problem_, layout_, type_);
+        if (has_windows()) {
+            windows_ = SummaryWindows(layout_, factors_.log_decay, problem_.value_heads(),
+                                      problem_.summary_floor);
+        }
+    }
+
+    const std::vector<bool>* independent() const override {
+        return has_windows() ? &windows_.independent_heads() : nullptr;
     }
 
     GdnSummary summary() override {
         const c10::NoGradGuard no_grad;
         const std::int64_t K = problem_.key_dim();
-        const std::int64_t V = problem_.value_dim();
         if (!values_from_zero_.defined()) {
             values_from_zero_ = make_values_from_zero();
+        }
+        if (!windows_.forward_is_whole()) {
+            return split_summary(summarize_windows(factors_, layout_, windows_, values_from_zero_));
         }
         // The same recurrence on K more columns that start at I and are written no values: they
         // become M.
@@ -41,9 +50,7 @@ class EagerCall final : public GdnCall {
             run_forward(factors_, layout_, at::cat({zero, one}, -1),
                         at::constant_pad_nd(values_from_zero_, {0, K}), KeepStates::kNo)
                 .last;
-        const Tensor summary = layout_.to_segment_order(last, problem_.value_heads());
-        return {.S = summary.narrow(-1, 0, V).contiguous(),
-                .M = summary.narrow(-1, V, K).contiguous()};
+        return split_summary(last);
     }
 
     GdnOutput forward(const Tensor& S_start) override {
@@ -65,6 +72,11 @@ class EagerCall final : public GdnCall {
         prepared_gradient_ = take_output_gradient(d_o);
         prepared_for_ = d_o;
         prepared_version_ = d_o.defined() ? d_o._version() : 0;
+        if (!windows_.reverse_is_whole()) {
+            return layout_.to_segment_order(
+                gradient_summary_windows(factors_, layout_, windows_, prepared_gradient_),
+                problem_.value_heads());
+        }
         const OutputGradient copy{.d_o = prepared_gradient_.d_o,
                                   .values = prepared_gradient_.values.clone()};
         const StatePass reverse =
@@ -83,6 +95,12 @@ class EagerCall final : public GdnCall {
     }
 
   private:
+    /// Reading the gates would make the host wait for another device; without unit keys they bound
+    /// nothing.
+    [[nodiscard]] bool has_windows() const {
+        return problem_.inputs.g.is_cpu() && problem_.use_qk_l2norm;
+    }
+
     [[nodiscard]] std::vector<std::int64_t> state_shape() const {
         return {problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
                 problem_.value_dim()};
@@ -94,6 +112,14 @@ class EagerCall final : public GdnCall {
             states.defined() ? states
                              : at::zeros(state_shape(), problem_.inputs.q.options().dtype(type_)),
             type_);
+    }
+
+    /// (S | M) [N*Hv, K, V+K] in the layout's order.
+    [[nodiscard]] GdnSummary split_summary(const Tensor& both) const {
+        const Tensor summary = layout_.to_segment_order(both, problem_.value_heads());
+        const std::int64_t V = problem_.value_dim();
+        return {.S = summary.narrow(-1, 0, V).contiguous(),
+                .M = summary.narrow(-1, V, problem_.key_dim()).contiguous()};
     }
 
     /// T (beta V): the new values where the start state is zero.
@@ -124,8 +150,10 @@ class EagerCall final : public GdnCall {
 
     Problem problem_;
     at::ScalarType type_;  // of the arithmetic but for the gates
-    ChunkLayout layout_;
+    std::shared_ptr<const ChunkLayout> chunks_;
+    const ChunkLayout& layout_;
     ChunkFactors factors_;
+    SummaryWindows windows_;            // without truncation where nothing may be left out
     Tensor values_from_zero_;           // [B, C, V], between summary() and forward()
     StatePass forward_;                 // of the last forward()
     OutputGradient prepared_gradient_;  // between gradient_summary() and backward()

@@ -15,6 +15,7 @@
 
 #include "kernels/gdn/backends.h"
 #include "kernels/gdn/chunk_layout.h"
+#include "kernels/gdn/summary_windows.h"
 
 namespace hybridcp::gdn {
 
@@ -27,6 +28,7 @@ struct ChunkFactors {
     at::Tensor gamma;           // [B, C, 1] e^b
     at::Tensor decay_to_end;    // [B, C, 1] e^{B-b}
     at::Tensor chunk_decay;     // [B, 1, 1] e^B
+    at::Tensor log_decay;       // [B] B in fp64
     at::Tensor decay;           // [B, C, C] e^{b_i-b_j} for i >= j, else 0
     at::Tensor qk;              // [A, C, C] s q k^T
     at::Tensor kk;              // [A, C, C] k k^T
@@ -81,6 +83,19 @@ struct OutputGradient {
                                     const at::Tensor& first,
                                     const OutputGradient& gradient,
                                     KeepStates keep);
+
+/// (S | M) of every segment, [N*Hv, K, V+K] in the layout's order, from `values` = T (beta V),
+/// which is left as it is; only the chunks in the windows are walked.
+[[nodiscard]] at::Tensor summarize_windows(const ChunkFactors& factors,
+                                           const ChunkLayout& layout,
+                                           const SummaryWindows& windows,
+                                           const at::Tensor& values);
+
+/// dS of every segment, [N*Hv, K, V] in the layout's order; `gradient` is left as it is.
+[[nodiscard]] at::Tensor gradient_summary_windows(const ChunkFactors& factors,
+                                                  const ChunkLayout& layout,
+                                                  const SummaryWindows& windows,
+                                                  const OutputGradient& gradient);
 
 /// All that the gradients inside the chunks need.
 struct ChunkPasses {

@@ -80,6 +80,7 @@ ChunkFactors make_chunk_factors(const Problem& problem,
     f.gamma = b.exp().to(type).unsqueeze(-1);
     f.decay_to_end = (total - b).exp_().to(type).unsqueeze(-1);
     f.chunk_decay = total.exp().to(type).unsqueeze(-1);
+    f.log_decay = total.squeeze(-1).contiguous();
     f.decay = pairwise_decay(b, type);
 
     f.kk = at::bmm(f.k, f.k.mT());

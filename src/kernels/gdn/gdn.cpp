@@ -6,6 +6,7 @@
 
 #include "hybridcp/error.h"
 #include "kernels/gdn/backends.h"
+#include "kernels/gdn/chunk_layout.h"
 
 namespace hybridcp {
 namespace {
@@ -101,13 +102,34 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
 
 }  // namespace gdn
 
+struct GdnSegments::Cache {
+    std::shared_ptr<const gdn::ChunkLayout> chunks;
+    std::int64_t num_tokens = 0;
+    at::Device device = at::kCPU;
+};
+
+GdnSegments::GdnSegments(std::vector<std::int64_t> offsets)
+    : offsets_(std::move(offsets)), cache_(std::make_shared<Cache>()) {}
+
+std::shared_ptr<const gdn::ChunkLayout> GdnSegments::chunks(
+    std::int64_t num_tokens, std::int64_t chunk_size, const at::TensorOptions& options) const {
+    if (!cache_->chunks || cache_->num_tokens != num_tokens ||
+        cache_->chunks->chunk_size() != chunk_size || cache_->device != options.device()) {
+        cache_->chunks =
+            std::make_shared<const gdn::ChunkLayout>(offsets_, num_tokens, chunk_size, options);
+        cache_->num_tokens = num_tokens;
+        cache_->device = options.device();
+    }
+    return cache_->chunks;
+}
+
 std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
                                        const GdnInputs& inputs,
-                                       const std::vector<std::int64_t>& segment_offsets,
+                                       const GdnSegments& segments,
                                        const GdnOptions& options) {
     check_shapes(inputs);
     check_dtypes(inputs);
-    check_offsets(segment_offsets, inputs.q.size(0));
+    check_offsets(segments.offsets(), inputs.q.size(0));
     if (options.chunk_size < 1 || options.chunk_size > 256) {
         throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
                                      options.chunk_size));
@@ -118,10 +140,12 @@ std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
                    .v = inputs.v.detach(),
                    .g = inputs.g.detach(),
                    .beta = inputs.beta.detach()},
-        .offsets = segment_offsets,
+        .segments = segments,
+        .offsets = segments.offsets(),
         .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
         .use_qk_l2norm = options.use_qk_l2norm,
-        .chunk_size = options.chunk_size};
+        .chunk_size = options.chunk_size,
+        .summary_floor = options.summary_floor};
     switch (backend) {
         case GdnBackend::kReference:
             return gdn::make_reference_call(std::move(problem));

@@ -19,6 +19,29 @@ namespace hybridcp {
 
 enum class GdnBackend { kReference, kEager };
 
+namespace gdn {
+class ChunkLayout;
+}
+
+/// Segments [offsets[i], offsets[i+1]) of the local tokens, and what a backend derives from them:
+/// made once and kept, so that every layer of a batch shares it. Copies share it too.
+class GdnSegments {
+  public:
+    GdnSegments(std::vector<std::int64_t> offsets);  // NOLINT(google-explicit-constructor)
+    GdnSegments(std::initializer_list<std::int64_t> offsets)
+        : GdnSegments(std::vector<std::int64_t>(offsets)) {}
+
+    [[nodiscard]] const std::vector<std::int64_t>& offsets() const { return offsets_; }
+    /// The tokens in chunks of `chunk_size`; those of the last call are kept.
+    [[nodiscard]] std::shared_ptr<const gdn::ChunkLayout> chunks(
+        std::int64_t num_tokens, std::int64_t chunk_size, const at::TensorOptions& options) const;
+
+  private:
+    struct Cache;
+    std::vector<std::int64_t> offsets_;
+    std::shared_ptr<Cache> cache_;
+};
+
 struct GdnInputs {
     at::Tensor q;     // [T, Hqk, K] fp32, bf16 or fp64
     at::Tensor k;     // [T, Hqk, K]
@@ -31,6 +54,13 @@ struct GdnOptions {
     bool use_qk_l2norm = true;
     std::optional<double> scale = std::nullopt;  // K^-1/2 when not given; 0 is 0
     std::int64_t chunk_size = 64;                // eager only
+    /// Summaries leave out tokens whose effect on the other end of the segment is below
+    /// exp(summary_floor), which holds for keys of unit length and beta in [0, 2]: kFastSummary is
+    /// under the rounding of fp32, kExactSummary changes no bit. eager on the CPU only, and only
+    /// with use_qk_l2norm.
+    double summary_floor = kFastSummary;
+    static constexpr double kFastSummary = -25.0;
+    static constexpr double kExactSummary = -104.0;
 };
 
 struct GdnSummary {
@@ -56,6 +86,10 @@ struct GdnGradients {
 class GdnCall {
   public:
     virtual ~GdnCall() = default;
+    /// For each segment and value head, [N * Hv]: its gates forget so much that the end state does
+    /// not depend on the start state (options.summary_floor). M is zero there, and not computed.
+    /// Null where the backend does not tell, whatever the segments.
+    [[nodiscard]] virtual const std::vector<bool>* independent() const = 0;
     [[nodiscard]] virtual GdnSummary summary() = 0;
     /// S_start: [N, Hv, K, V], or undefined for zeros. An empty segment has S_end = S_start.
     [[nodiscard]] virtual GdnOutput forward(const at::Tensor& S_start) = 0;
@@ -68,10 +102,9 @@ class GdnCall {
 
 /// Errors: UsageError for shapes that do not fit, Hv not a multiple of Hqk, offsets that do not
 /// start at 0 or decrease or exceed T, or a dtype that is not supported.
-[[nodiscard]] std::shared_ptr<GdnCall> make_gdn_call(
-    GdnBackend backend,
-    const GdnInputs& inputs,
-    const std::vector<std::int64_t>& segment_offsets,
-    const GdnOptions& options);
+[[nodiscard]] std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
+                                                     const GdnInputs& inputs,
+                                                     const GdnSegments& segments,
+                                                     const GdnOptions& options);
 
 }  // namespace hybridcp

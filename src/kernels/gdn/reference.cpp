@@ -16,6 +16,9 @@ class ReferenceCall final : public GdnCall {
   public:
     explicit ReferenceCall(Problem problem) : problem_(std::move(problem)) {}
 
+    /// The specification computes every M.
+    const std::vector<bool>* independent() const override { return nullptr; }
+
     GdnSummary summary() override {
         const c10::NoGradGuard no_grad;
         const std::int64_t K = problem_.key_dim();
