@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "hybridcp/error.h"
+#include "layout/chunks.h"
 
 namespace hybridcp {
 
@@ -33,71 +34,43 @@ void check_options(const LayoutOptions& options) {
                  "layout: the shard lengths must add up to the number of tokens");
 }
 
-// The rank of each chunk, in causal order; with shard lengths there is one chunk a rank, else two.
-std::vector<int> ranks_of_chunks(const LayoutOptions& options) {
-    const int num_ranks = options.num_ranks;
-    std::vector<int> ranks;
-    for (int i = 0; i < num_ranks; ++i) {
-        const bool folded = options.kind == LayoutKind::kFolded;  // 0 0 2 2 4 4 ... 5 5 3 3 1 1
-        const int rank = !folded ? i : 2 * i < num_ranks ? 2 * i : 2 * (num_ranks - 1 - i) + 1;
-        ranks.push_back(rank);
-        if (options.kind != LayoutKind::kZigzag && options.shard_lengths.empty()) {
-            ranks.push_back(rank);
-        }
-    }
-    if (options.kind == LayoutKind::kZigzag) {  // 0 1 2 ... 2 1 0
-        for (int rank = num_ranks - 1; rank >= 0; --rank) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
-}
-
-// `total` tokens in chunks whose sizes differ by at most one. `phase` (0 to the number of chunks)
-// says which chunks are the longer ones.
-std::vector<std::int64_t> even_boundaries(std::int64_t total,
-                                          std::size_t num_chunks,
-                                          std::int64_t phase) {
-    const auto count = static_cast<std::int64_t>(num_chunks);
+// What is cut falls into pieces that begin and end at `boundaries`, held by `ranks`.
+struct Pieces {
     std::vector<std::int64_t> boundaries;
-    for (std::int64_t chunk = 0; chunk <= count; ++chunk) {
-        boundaries.push_back((total * chunk + phase) / count);
-    }
-    return boundaries;
+    std::vector<int> ranks;
+};
+
+Pieces shards_as_given(const std::vector<std::int64_t>& shard_lengths) {
+    Pieces pieces{.boundaries = std::vector<std::int64_t>(shard_lengths.size() + 1, 0),
+                  .ranks = std::vector<int>(shard_lengths.size())};
+    std::partial_sum(shard_lengths.begin(), shard_lengths.end(), pieces.boundaries.begin() + 1);
+    std::iota(pieces.ranks.begin(), pieces.ranks.end(), 0);
+    return pieces;
 }
 
-std::vector<std::int64_t> row_boundaries(const LayoutOptions& options,
-                                         std::int64_t num_tokens,
-                                         std::size_t num_chunks) {
-    if (options.shard_lengths.empty()) {
-        return even_boundaries(num_tokens, num_chunks, 0);
-    }
-    std::vector<std::int64_t> boundaries(num_chunks + 1, 0);
-    std::partial_sum(options.shard_lengths.begin(), options.shard_lengths.end(),
-                     boundaries.begin() + 1);
-    return boundaries;
+Pieces chunks_of(const LayoutOptions& options, std::int64_t length, std::int64_t offset) {
+    return {.boundaries = chunk_boundaries(length, options.num_ranks, offset),
+            .ranks = chunk_ranks(options.kind, options.num_ranks)};
 }
 
-// A document that starts at `offset` of what is cut; neighbouring chunks of one rank are one piece.
-std::vector<Segment> cut_chain(std::int64_t offset,
-                               std::int64_t length,
-                               const std::vector<std::int64_t>& boundaries,
-                               const std::vector<int>& ranks) {
+// The part of the pieces that lies in a document of `length` tokens from `offset` on; neighbouring
+// pieces of one rank are one segment.
+std::vector<Segment> cut_chain(std::int64_t offset, std::int64_t length, const Pieces& pieces) {
     std::vector<Segment> chain;
-    for (std::size_t chunk = 0; chunk < ranks.size(); ++chunk) {
+    for (std::size_t i = 0; i < pieces.ranks.size(); ++i) {
         const auto to_document = [&](std::int64_t position) {
             return std::clamp(position - offset, std::int64_t{0}, length);
         };
-        const Segment piece{.begin = to_document(boundaries[chunk]),
-                            .end = to_document(boundaries[chunk + 1]),
-                            .rank = ranks[chunk]};
-        if (piece.begin == piece.end) {
+        const Segment segment{.begin = to_document(pieces.boundaries[i]),
+                              .end = to_document(pieces.boundaries[i + 1]),
+                              .rank = pieces.ranks[i]};
+        if (segment.begin == segment.end) {
             continue;
         }
-        if (!chain.empty() && chain.back().rank == piece.rank) {
-            chain.back().end = piece.end;
+        if (!chain.empty() && chain.back().rank == segment.rank) {
+            chain.back().end = segment.end;
         } else {
-            chain.push_back(piece);
+            chain.push_back(segment);
         }
     }
     return chain;
@@ -127,22 +100,16 @@ std::string to_string(const LayoutTag& tag) {
 
 Layout Layout::make(const LayoutOptions& options) {
     check_options(options);
-    const std::vector<int> ranks = ranks_of_chunks(options);
-    const auto num_chunks = static_cast<std::int64_t>(ranks.size());
     const std::int64_t num_tokens = std::accumulate(
         options.document_lengths.begin(), options.document_lengths.end(), std::int64_t{0});
-    const std::vector<std::int64_t> row = row_boundaries(options, num_tokens, ranks.size());
+    const Pieces row = options.shard_lengths.empty() ? chunks_of(options, num_tokens, 0)
+                                                     : shards_as_given(options.shard_lengths);
     std::vector<std::vector<Segment>> chains;
     std::int64_t offset = 0;
     for (const std::int64_t length : options.document_lengths) {
-        if (options.cut == LayoutCut::kDocument) {
-            // The phase spreads what does not divide: else many short documents would all lie in
-            // the last chunk.
-            chains.push_back(cut_chain(
-                0, length, even_boundaries(length, ranks.size(), offset % num_chunks), ranks));
-        } else {
-            chains.push_back(cut_chain(offset, length, row, ranks));
-        }
+        chains.push_back(options.cut == LayoutCut::kDocument
+                             ? cut_chain(0, length, chunks_of(options, length, offset))
+                             : cut_chain(offset, length, row));
         offset += length;
     }
     return from_chains(options, std::move(chains));

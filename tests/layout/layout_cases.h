@@ -1,10 +1,11 @@
-// Every small layout: all lists of up to three documents of a few lengths, all rank counts, both
-// cuts, uneven and empty shards, and hand-made layouts with several segments of a document per
-// rank.
+// Layouts to test with: every kind and cut, given shards, and documents cut anywhere; of every list
+// of up to three short documents, and of generated lists of all sorts.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +15,11 @@
 namespace hybridcp::testing {
 
 using Lengths = std::vector<std::int64_t>;
+
+inline constexpr std::array kKinds{LayoutKind::kContiguous, LayoutKind::kZigzag,
+                                   LayoutKind::kFolded};
+/// One to nine ranks, and sixteen.
+inline constexpr std::array kRankCounts{1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
 
 /// Calls visit for each list of at most `max_documents` lengths taken from `lengths`, the empty
 /// list included.
@@ -33,23 +39,6 @@ inline void for_each_document_list(const Lengths& lengths,
         }
     };
     extend();
-}
-
-/// Zigzag by hand: each document in 2P pieces, of which rank r holds r and 2P-1-r.
-inline Layout zigzag_layout(const Lengths& documents, int num_ranks) {
-    const int num_pieces = 2 * num_ranks;
-    std::vector<std::vector<Segment>> chains;
-    for (const std::int64_t length : documents) {
-        std::vector<Segment>& chain = chains.emplace_back();
-        for (int piece = 0; piece < num_pieces; ++piece) {
-            chain.push_back({.begin = length * piece / num_pieces,
-                             .end = length * (piece + 1) / num_pieces,
-                             .rank = std::min(piece, num_pieces - 1 - piece)});
-        }
-    }
-    return Layout::from_chains(
-        {.kind = LayoutKind::kZigzag, .num_ranks = num_ranks, .document_lengths = documents},
-        chains);
 }
 
 /// Any layout at all: documents cut anywhere, pieces on any rank.
@@ -84,25 +73,75 @@ inline Lengths random_shards(std::int64_t total, int num_ranks, std::mt19937& ra
     return shards;
 }
 
-/// Calls visit(layout) for all of the above, P from 1 to 5; ten thousand layouts.
+/// Every kind with either cut, shards of any sizes, and pieces anywhere.
+inline std::vector<Layout> all_layouts(const Lengths& documents,
+                                       int num_ranks,
+                                       std::mt19937& random) {
+    std::vector<Layout> layouts;
+    for (const LayoutKind kind : kKinds) {
+        for (const LayoutCut cut : {LayoutCut::kDocument, LayoutCut::kRow}) {
+            layouts.push_back(Layout::make(
+                {.kind = kind, .cut = cut, .num_ranks = num_ranks, .document_lengths = documents}));
+        }
+    }
+    const std::int64_t total = std::accumulate(documents.begin(), documents.end(), std::int64_t{0});
+    layouts.push_back(Layout::make({.cut = LayoutCut::kRow,
+                                    .num_ranks = num_ranks,
+                                    .document_lengths = documents,
+                                    .shard_lengths = random_shards(total, num_ranks, random)}));
+    layouts.push_back(random_layout(documents, num_ranks, random));
+    return layouts;
+}
+
+/// Calls visit(layout) for all layouts of every list of up to three documents of 0 to 6 tokens, P
+/// from 1 to 5; sixteen thousand layouts.
 inline void for_each_small_layout(const std::function<void(const Layout&)>& visit) {
     std::mt19937 random(1);
     for_each_document_list({0, 1, 2, 3, 4, 5, 6}, 3, [&](const Lengths& documents) {
-        std::int64_t total = 0;
-        for (const std::int64_t length : documents) {
-            total += length;
-        }
         for (int num_ranks = 1; num_ranks <= 5; ++num_ranks) {
-            LayoutOptions options{.num_ranks = num_ranks, .document_lengths = documents};
-            visit(Layout::make(options));
-            options.cut = LayoutCut::kRow;
-            visit(Layout::make(options));
-            options.shard_lengths = random_shards(total, num_ranks, random);
-            visit(Layout::make(options));
-            visit(zigzag_layout(documents, num_ranks));
-            visit(random_layout(documents, num_ranks, random));
+            for (const Layout& layout : all_layouts(documents, num_ranks, random)) {
+                visit(layout);
+            }
         }
     });
+}
+
+/// `count` lists of the sorts that training meets, with those that are hard to cut for `num_ranks`:
+/// long documents, documents that 2P divides, almost divides, many of a few tokens, and two lengths
+/// that take turns.
+inline std::vector<Lengths> generated_document_lists(int count,
+                                                     int num_ranks,
+                                                     std::mt19937& random) {
+    const auto below = [&](std::int64_t bound) {
+        return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
+    };
+    const std::int64_t num_chunks = std::int64_t{2} * num_ranks;
+    const auto document = [&](int sort, std::int64_t index) -> std::int64_t {
+        switch (sort) {
+            case 0:
+                return below(3000);
+            case 1:
+                return num_chunks * below(20);
+            case 2:
+                return std::max<std::int64_t>(0, num_chunks * below(20) + below(3) - 1);
+            case 3:
+                return below(4);
+            case 4:
+                return index % 2 == 0 ? 1 : num_chunks - 1;
+            default:
+                return below(3) == 0 ? below(500) : below(20);
+        }
+    };
+    std::vector<Lengths> lists;
+    for (int i = 0; i < count; ++i) {
+        const int sort = i % 6;
+        const std::int64_t num_documents = below(sort == 3 || sort == 4 ? 200 : 6);
+        Lengths& list = lists.emplace_back();
+        for (std::int64_t index = 0; index < num_documents; ++index) {
+            list.push_back(document(sort, index));
+        }
+    }
+    return lists;
 }
 
 inline std::string describe(const Layout& layout) {
