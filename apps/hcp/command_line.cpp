@@ -141,6 +141,38 @@ void add_verify_op(CLI::App& verify, Request& request) {
     op->callback([&request] { request.command = Command::kVerifyOp; });
 }
 
+/// A list in one word, so that a recipe may follow.
+CLI::Option* comma_separated(CLI::Option* option) {
+    return option->delimiter(',')->allow_extra_args(false);
+}
+
+void add_inspect_layout(CLI::App& inspect, Request& request) {
+    CLI::App* command = inspect.add_subcommand(
+        "layout", "Which rank holds which tokens, its causal work, and what conversions move");
+    InspectLayoutOptions& options = request.inspect_layout;
+    command->add_option("recipe", options.recipe_path,
+                        "a recipe: its ranks, layout, and the documents of its first batch");
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    command->add_option("--ranks", options.num_ranks, "without a recipe: ranks");
+    comma_separated(command->add_option("--documents", options.document_lengths,
+                                        "without a recipe: tokens of each document"));
+    command->add_option("--sequence-length", options.sequence_length,
+                        "without a recipe: tokens of the one document");
+    command->add_option("--cut", options.cut, "without a recipe: document (default) or row");
+    comma_separated(command->add_option(
+        "--kind", options.kinds, "contiguous, zigzag, folded (default: all, or the recipe's)"));
+    command->add_option("--color", options.color, "auto, always or never")->capture_default_str();
+    command->add_option("--width", options.width, "columns (default: the terminal's, else 80)");
+    command->add_option("--svg", options.svg_path, "write the picture as SVG to this file");
+    command->add_option("--json", options.json_path, "write the numbers as JSON to this file");
+    examples(command,
+             "  hcp inspect layout --ranks 4 --documents 4096,1000,0,17\n"
+             "  hcp inspect layout --ranks 8 --sequence-length 262144 --kind zigzag,folded --svg "
+             "layout.svg\n"
+             "  hcp inspect layout recipes/demo.yaml train.accelerator.cp=8 --json layout.json");
+    command->callback([&request] { request.command = Command::kInspectLayout; });
+}
+
 void add_version(CLI::App& app, Request& request) {
     CLI::App* version =
         app.add_subcommand("version", "Version of hcp and of the libraries it runs on");
@@ -199,11 +231,16 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     add_verify_trajectory(*verify, request);
     add_verify_parallel(*verify, request);
     add_export(app, request);
+    CLI::App* inspect = app.add_subcommand("inspect", "Show what a run would do, or has done");
+    inspect->require_subcommand(1);
+    add_inspect_layout(*inspect, request);
     add_version(app, request);
     if (!arguments.empty()) {
         check_command_word(app, "hcp", arguments[0]);
-        if (arguments[0] == "verify" && arguments.size() > 1) {
-            check_command_word(*verify, "hcp verify", arguments[1]);
+        for (const CLI::App* group : {verify, inspect}) {
+            if (arguments[0] == group->get_name() && arguments.size() > 1) {
+                check_command_word(*group, "hcp " + arguments[0], arguments[1]);
+            }
         }
     }
     try {

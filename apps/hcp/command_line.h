@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "hcp/inspect_layout.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
 #include "hcp/verify_op.h"
@@ -20,6 +21,7 @@ enum class Command {
     kVerifyTrajectory,
     kVerifyParallel,
     kExport,
+    kInspectLayout,
     kVersion
 };
 
@@ -32,6 +34,7 @@ struct Request {
     VerifyTrajectoryOptions verify_trajectory = {};
     VerifyParallelOptions verify_parallel = {};
     ExportRequest export_checkpoint = {};
+    InspectLayoutOptions inspect_layout = {};
 };
 
 /// Parses the arguments after the program's name. Prints help and returns nothing when that was

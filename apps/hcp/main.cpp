@@ -45,6 +45,8 @@ int dispatch(const Request& request) {
             return verify_parallel(request.verify_parallel);
         case Command::kExport:
             return export_checkpoint(request.export_checkpoint);
+        case Command::kInspectLayout:
+            return inspect_layout(request.inspect_layout);
         case Command::kVerifyOp:
             return verify_op(request.verify_op);
         case Command::kVersion:

@@ -5,15 +5,13 @@
 namespace hybridcp {
 
 namespace {
-constexpr std::int64_t kMaxTokens = 0xFFFFFFFF;
-
 std::int64_t work_before(std::int64_t position) {
     return position % 2 == 0 ? position / 2 * (position + 1) : (position + 1) / 2 * position;
 }
 }  // namespace
 
 std::int64_t causal_work(const Layout& layout, int rank) {
-    HCP_CHECK_LE(layout.num_tokens(), kMaxTokens,
+    HCP_CHECK_LE(layout.num_tokens(), kMaxCausalTokens,
                  "causal work: cut the batch into several of fewer tokens");
     std::int64_t work = 0;
     for (const Segment& segment : layout.segments(rank)) {

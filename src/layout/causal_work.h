@@ -7,8 +7,11 @@
 
 namespace hybridcp {
 
+/// So many tokens are counted exactly in 64 bits, whatever the documents.
+inline constexpr std::int64_t kMaxCausalTokens = 0xFFFFFFFF;
+
 /// The keys that the tokens of `rank` see under causal attention: the sum of position + 1.
-/// Errors: UsageError for 2^32 tokens or more, whose sum might not fit 64 bits.
+/// Errors: UsageError for a layout of more than kMaxCausalTokens.
 [[nodiscard]] std::int64_t causal_work(const Layout& layout, int rank);
 
 }  // namespace hybridcp

@@ -23,6 +23,7 @@ int rank_of_chunk(LayoutKind kind, int chunk, int num_ranks) {
 
 std::vector<int> chunk_ranks(LayoutKind kind, int num_ranks) {
     std::vector<int> ranks;
+    ranks.reserve(2 * static_cast<std::size_t>(num_ranks));
     for (int chunk = 0; chunk < 2 * num_ranks; ++chunk) {
         ranks.push_back(rank_of_chunk(kind, chunk, num_ranks));
     }

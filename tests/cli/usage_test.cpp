@@ -16,6 +16,7 @@ void expect_one_line(const Outcome& outcome, const std::string& mentions) {
 TEST(Usage, UnknownWordsNameTheNearest) {
     expect_one_line(run_hcp({"trian", "x.yaml"}), "did you mean train?");
     expect_one_line(run_hcp({"verify", "modl"}), "did you mean model?");
+    expect_one_line(run_hcp({"inspect", "layot"}), "did you mean layout?");
     expect_one_line(run_hcp({"verify", "op", "gnd", "x.safetensors"}), "did you mean gdn?");
 }
 
@@ -23,6 +24,7 @@ TEST(Usage, IncompleteOrUnknownFlags) {
     expect_one_line(run_hcp({}), "hcp --help");
     expect_one_line(run_hcp({"verify"}), "hcp verify --help");
     expect_one_line(run_hcp({"train"}), "hcp train --help");
+    expect_one_line(run_hcp({"inspect"}), "hcp inspect --help");
     expect_one_line(run_hcp({"train", "x.yaml", "--cp", "4"}), "--cp");
     expect_one_line(run_hcp({"train", "x.yaml", "--nproc", "many"}), "--nproc");
     expect_one_line(run_hcp({"train", "x.yaml", "--nproc", "0"}), "--nproc");
@@ -49,6 +51,7 @@ TEST(Usage, HelpShowsExamples) {
                                                             {"verify", "trajectory"},
                                                             {"verify", "parallel"},
                                                             {"export"},
+                                                            {"inspect", "layout"},
                                                             {"version"}};
     for (std::vector<std::string> words : commands) {
         words.push_back("--help");

@@ -67,6 +67,7 @@ TEST(LayoutKinds, OwnershipIsAPartition) {
 TEST(LayoutKinds, ChainsVisitEveryTokenOnceInCausalOrder) {
     for_each_generated_layout([](const Layout& layout) {
         std::vector<Lengths> flat;
+        flat.reserve(static_cast<std::size_t>(layout.num_ranks()));
         for (int rank = 0; rank < layout.num_ranks(); ++rank) {
             flat.push_back(layout.flat_indices(rank));
         }
@@ -211,7 +212,7 @@ TEST(CausalWork, IsTheNumberOfVisibleKeys) {
 }
 
 TEST(CausalWork, TakesAsManyTokensAs64BitsAllow) {
-    const std::int64_t most = 0xFFFFFFFF;
+    const std::int64_t most = kMaxCausalTokens;
     const auto work = [](std::int64_t length) {
         return causal_work(make(LayoutKind::kZigzag, LayoutCut::kDocument, 1, {length}), 0);
     };
@@ -258,8 +259,8 @@ TEST(CausalWork, ZigzagDiffersByWhatTheGranularityForces) {
 
 TEST(CausalWork, ZigzagOfEveryShortDocumentAndOffset) {
     for (const int num_ranks : kRankCounts) {
-        for (std::int64_t length = 0; length <= 6 * num_ranks; ++length) {
-            for (std::int64_t offset = 0; offset < 2 * num_ranks; ++offset) {
+        for (std::int64_t length = 0; length <= std::int64_t{6} * num_ranks; ++length) {
+            for (std::int64_t offset = 0; offset < std::int64_t{2} * num_ranks; ++offset) {
                 // Documents of one token turn the cut of the next by one and work one key each.
                 Lengths documents(static_cast<std::size_t>(offset), 1);
                 documents.push_back(length);

@@ -21,6 +21,7 @@ constexpr std::size_t kPartnersPerLayout = 3;
 
 std::vector<Route> routes_of_all_ranks(const Layout& from, const Layout& to) {
     std::vector<Route> routes;
+    routes.reserve(static_cast<std::size_t>(from.num_ranks()));
     for (int rank = 0; rank < from.num_ranks(); ++rank) {
         routes.push_back(make_route(from, to, rank));
     }
