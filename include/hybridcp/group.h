@@ -1,7 +1,6 @@
-// A group of ranks that exchange tensors: a thin layer over c10d's Gloo (CPU) and NCCL (CUDA) that
-// adds what a training system needs: every wait has a timeout and its error names op, step, peer
-// and bytes; every exchange is counted per op name; ranks can compare a hash before they talk. See
-// docs/errors.md.
+// A group of ranks that exchange tensors: a thin layer over c10d's Gloo (CPU) and NCCL (CUDA).
+// Every wait has a timeout and its error names op, step, peer and bytes (docs/errors.md); every
+// exchange is counted per op name; ranks can compare a hash before they talk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,7 +64,11 @@ struct GroupOptions {
     std::shared_ptr<Liveness> liveness = nullptr;
 };
 
-class Group;
+/// What goes to a peer, or where what comes from it is put.
+struct Message {
+    at::Tensor tensor;
+    int peer = 0;
+};
 
 /// A transfer in flight. It keeps its tensor alive; the group must outlive it. wait() may be called
 /// once.
@@ -106,6 +109,13 @@ class Group {
     [[nodiscard]] Pending send(const std::string& op, const at::Tensor& tensor, int peer);
     [[nodiscard]] Pending receive(const std::string& op, const at::Tensor& into, int peer);
 
+    /// Posts all at once, and returns the receives, then the sends. Ranks that swap messages must
+    /// post them so: NCCL finishes one message of a pair before the next, so two that receive first
+    /// would wait for ever. Its messages meet those of an exchange of the peer, in the same order.
+    [[nodiscard]] std::vector<Pending> exchange(const std::string& op,
+                                                const std::vector<Message>& sends,
+                                                const std::vector<Message>& receives);
+
     /// Every rank's tensor, equal shapes: returns [P, ...].
     [[nodiscard]] at::Tensor all_gather(const std::string& op, const at::Tensor& local);
     /// Moves rows (dim 0): send_rows[r] of them to rank r, receive_rows[r] from it; returns the
@@ -129,10 +139,8 @@ class Group {
     struct Wait;  // what an error message says about a wait
     explicit Group(GroupOptions options);
     [[nodiscard]] int peer_name(int peer) const;
-    [[nodiscard]] Pending post(const std::string& op,
-                               const at::Tensor& tensor,
-                               int peer,
-                               bool is_send);
+    void check(const std::string& op, const Message& message) const;
+    [[nodiscard]] Pending post(const std::string& op, const Message& message, bool is_send);
     void wait(const c10::intrusive_ptr<c10d::Work>& work, const Wait& what);
     template <typename Start>
     void collective(const std::string& op, std::int64_t bytes, const Start& start);

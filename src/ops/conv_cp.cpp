@@ -55,27 +55,26 @@ void move_rows(const Move& move,
                const at::Tensor& from,
                at::Tensor& into,
                const CpContext& context) {
-    std::vector<at::Tensor> buffers;
-    std::vector<Pending> receives;
-    std::vector<Pending> sends;
-    for (const RowMessage& message : move.incoming) {
-        buffers.push_back(at::empty({message.num_rows, from.size(1)}, from.options()));
-        receives.push_back(context.group->receive("conv_halo", buffers.back(), message.peer));
-    }
+    std::vector<Message> sends;
+    std::vector<Message> receives;
     for (const RowMessage& message : move.outgoing) {
-        sends.push_back(context.group->send(
-            "conv_halo", pack_rows(from, message.runs, move.from_row), message.peer));
+        sends.push_back(
+            {.tensor = pack_rows(from, message.runs, move.from_row), .peer = message.peer});
     }
+    for (const RowMessage& message : move.incoming) {
+        receives.push_back({.tensor = at::empty({message.num_rows, from.size(1)}, from.options()),
+                            .peer = message.peer});
+    }
+    std::vector<Pending> pending = context.group->exchange("conv_halo", sends, receives);
     for (const RowRun& run : context.plan->halo.local) {
         into.narrow(0, run.*move.to_row, run.count) +=
             from.narrow(0, run.*move.from_row, run.count);
     }
-    for (std::size_t i = 0; i < receives.size(); ++i) {
-        receives[i].wait();
-        add_rows(into, buffers[i], move.incoming[i].runs, move.to_row);
-    }
-    for (Pending& send : sends) {
-        send.wait();
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+        pending[i].wait();
+        if (i < receives.size()) {
+            add_rows(into, receives[i].tensor, move.incoming[i].runs, move.to_row);
+        }
     }
 }
 
