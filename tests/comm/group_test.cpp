@@ -107,7 +107,7 @@ TEST_P(GroupOf, ExchangeSwapsSeveralMessagesWithEveryPeer) {
             }
         }
         std::vector<Pending> pending = group.exchange("swap", sends, receives);
-        ASSERT_EQ(pending.size(), sends.size() + receives.size());
+        EXPECT_EQ(pending.size(), sends.size() + receives.size());
         for (std::size_t i = 0; i < pending.size(); ++i) {
             pending[i].wait();  // the receives come first
             if (i < receives.size()) {
@@ -126,7 +126,7 @@ TEST_P(GroupOf, ExchangeInOneDirectionMeetsOneInTheOther) {
         const int me = group.rank();
         std::vector<Message> sends, receives;
         if (me > 0) {
-            sends.push_back({at::full({4}, me), me - 1});
+            sends.push_back({at::full({4}, me, at::kFloat), me - 1});
         }
         if (me + 1 < num_ranks) {
             receives.push_back({at::empty({4}), me + 1});
@@ -135,7 +135,7 @@ TEST_P(GroupOf, ExchangeInOneDirectionMeetsOneInTheOther) {
             pending.wait();
         }
         for (const Message& received : receives) {
-            EXPECT_TRUE(at::equal(received.tensor, at::full({4}, me + 1)));
+            EXPECT_TRUE(at::equal(received.tensor, at::full({4}, me + 1, at::kFloat)));
         }
     });
 }
