@@ -4,6 +4,7 @@
 #include "hybridcp/error.h"
 #include "kernels/conv/causal_conv.h"
 #include "ops/context_parallel.h"
+#include "ops/row_messages.h"
 
 namespace hybridcp {
 
@@ -14,32 +15,10 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-using Rows = std::vector<RowRun>;
-
 struct Saved : torch::CustomClassHolder {
     CpContext context;
     std::int64_t num_tokens = 0;
 };
-
-at::Tensor pack_rows(const at::Tensor& from, const Rows& rows, std::int64_t RowRun::* at_row) {
-    std::vector<at::Tensor> pieces;
-    for (const RowRun& run : rows) {
-        pieces.push_back(from.narrow(0, run.*at_row, run.count));
-    }
-    return at::cat(pieces);
-}
-
-/// Adds `message` to the rows of `into` where it belongs: several halos may read the same row.
-void add_rows(at::Tensor& into,
-              const at::Tensor& message,
-              const Rows& rows,
-              std::int64_t RowRun::* at_row) {
-    std::int64_t offset = 0;
-    for (const RowRun& run : rows) {
-        into.narrow(0, run.*at_row, run.count) += message.narrow(0, offset, run.count);
-        offset += run.count;
-    }
-}
 
 /// Moves rows from their owners to the halos (forward), or gradients from the halos to the owners.
 /// `outgoing` and `incoming` are the two sides of the exchange, `from_row` and `to_row` the index
