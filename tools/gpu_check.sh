@@ -52,7 +52,7 @@ gpus=$(nvidia-smi -L | wc -l)
 for ranks in 1 2; do
   [[ $ranks -le $gpus ]] || continue
   for mode in p2p all_gather ulysses; do
-    for full in all_gather ulysses; do
+    for full in all_gather ring ulysses; do
       check "model $ranks gpus linear $mode full $full" "$kHcp" verify model "$model" \
         --batch "$model/packed/batch.safetensors" --expected "$model/packed/expected.safetensors" --nproc $ranks \
         train.accelerator.device=cuda train.accelerator.linear_attention_cp_mode=$mode \

@@ -60,7 +60,7 @@ verify_model_case() {
   expect 0 "$name 1 rank" "${case[@]}"
   for ranks in 2 3 4 5 8; do
     for mode in p2p all_gather ulysses; do
-      for full in all_gather ulysses; do
+      for full in all_gather ring ulysses; do
         wanted=0  # ulysses where heads divide; elsewhere it refuses
         [[ $mode == ulysses && $((value_heads % ranks)) -ne 0 ]] && wanted=2
         [[ $full == ulysses && $((query_heads % ranks)) -ne 0 ]] && wanted=2

@@ -8,12 +8,13 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "hybridcp/recorder.h"
 
 namespace c10d {
 class Backend;
@@ -21,36 +22,6 @@ class Work;
 }  // namespace c10d
 
 namespace hybridcp {
-
-/// What one op name has moved since the last reset. Messages and bytes are those that this rank
-/// sends; a collective counts one message, and the bytes that its ideal algorithm sends
-/// (docs/modes.md).
-struct OpTraffic {
-    std::int64_t messages = 0;
-    std::int64_t bytes = 0;
-    double seconds = 0.0;      // spent waiting
-    double cpu_seconds = 0.0;  // of packing, unpacking and transfers, where an op measures them
-};
-
-/// Whose CPU time an op's cpu_seconds are: of the whole process (one rank a process; libtorch's
-/// transfer threads count too), or of the calling thread (ranks that share a process).
-enum class CpuClock { kThread, kProcess };
-
-class Recorder {
-  public:
-    void add(const std::string& op, std::int64_t messages, std::int64_t bytes);
-    void add_seconds(const std::string& op, double seconds);
-    void add_cpu_seconds(const std::string& op, double seconds);
-    [[nodiscard]] CpuClock cpu_clock() const { return cpu_clock_; }
-    void set_cpu_clock(CpuClock clock) { cpu_clock_ = clock; }
-    void reset() { traffic_.clear(); }
-    [[nodiscard]] const std::map<std::string, OpTraffic>& traffic() const { return traffic_; }
-    [[nodiscard]] OpTraffic of(const std::string& op) const;
-
-  private:
-    std::map<std::string, OpTraffic> traffic_;
-    CpuClock cpu_clock_ = CpuClock::kThread;
-};
 
 /// Says which ranks of the job no longer answer; Group appends it to the message of a failed wait.
 class Liveness;
@@ -65,7 +36,11 @@ struct GroupOptions {
     std::shared_ptr<Liveness> liveness = nullptr;
 };
 
-class Group;
+/// What goes to a peer, or where what comes from it is put.
+struct Message {
+    at::Tensor tensor;
+    int peer = 0;
+};
 
 /// A transfer in flight. It keeps its tensor alive; the group must outlive it. wait() may be called
 /// once.
@@ -106,6 +81,13 @@ class Group {
     [[nodiscard]] Pending send(const std::string& op, const at::Tensor& tensor, int peer);
     [[nodiscard]] Pending receive(const std::string& op, const at::Tensor& into, int peer);
 
+    /// Posts all at once, and returns the receives, then the sends. Ranks that swap messages must
+    /// post them so: NCCL finishes one message of a pair before the next, so two that receive first
+    /// would wait for ever. Its messages meet those of an exchange of the peer, in the same order.
+    [[nodiscard]] std::vector<Pending> exchange(const std::string& op,
+                                                const std::vector<Message>& sends,
+                                                const std::vector<Message>& receives);
+
     /// Every rank's tensor, equal shapes: returns [P, ...].
     [[nodiscard]] at::Tensor all_gather(const std::string& op, const at::Tensor& local);
     /// Moves rows (dim 0): send_rows[r] of them to rank r, receive_rows[r] from it; returns the
@@ -129,10 +111,8 @@ class Group {
     struct Wait;  // what an error message says about a wait
     explicit Group(GroupOptions options);
     [[nodiscard]] int peer_name(int peer) const;
-    [[nodiscard]] Pending post(const std::string& op,
-                               const at::Tensor& tensor,
-                               int peer,
-                               bool is_send);
+    void check(const std::string& op, const Message& message) const;
+    [[nodiscard]] Pending post(const std::string& op, const Message& message, bool is_send);
     void wait(const c10::intrusive_ptr<c10d::Work>& work, const Wait& what);
     template <typename Start>
     void collective(const std::string& op, std::int64_t bytes, const Start& start);

@@ -13,7 +13,7 @@
 namespace hybridcp {
 
 enum class LinearAttentionMode { kUlysses, kP2p, kAllGather, kScan, kGatherHidden };
-enum class FullAttentionMode { kUlysses, kAllGather };
+enum class FullAttentionMode { kUlysses, kAllGather, kRing };
 
 struct ParallelOptions {
     std::string device = "cpu";  // cpu | cuda
@@ -22,7 +22,7 @@ struct ParallelOptions {
     int tp = 1;
     bool fsdp = false;
     std::optional<int> ulysses_degree = std::nullopt;
-    std::string full_attention_cp_mode = "ulysses";  // ulysses | all_gather
+    std::string full_attention_cp_mode = "ulysses";  // ulysses | all_gather | ring
     std::string linear_attention_cp_mode =
         "ulysses";  // ulysses | p2p | all_gather | scan | gather_hidden
     std::string linear_attention_gdn_backend = "eager";  // eager | reference

@@ -1,11 +1,12 @@
-// Full attention over documents spread over ranks: by head shards (ulysses), or by gathering keys
-// and values.
+// Full attention over documents spread over ranks: by head shards (ulysses), by gathering keys and
+// values, or round a ring.
 
 #include <ATen/OpMathType.h>
 
 #include "hybridcp/error.h"
 #include "ops/context_parallel.h"
 #include "ops/head_exchange.h"
+#include "ops/ring_attention.h"
 #include "ops/token_gather.h"
 
 namespace hybridcp {
@@ -62,9 +63,15 @@ Sharded causal_attention_cp(
     if (plan.layout.num_ranks() == 1) {
         return q.with(causal_attention(q.local, k.local, v.local, plan.document_blocks, scale).o);
     }
-    return q.with(context.parallel.full_attention_mode == FullAttentionMode::kUlysses
-                      ? attention_ulysses(q.local, k.local, v.local, scale, context)
-                      : attention_all_gather(q.local, k.local, v.local, scale, context));
+    switch (context.parallel.full_attention_mode) {
+        case FullAttentionMode::kUlysses:
+            return q.with(attention_ulysses(q.local, k.local, v.local, scale, context));
+        case FullAttentionMode::kAllGather:
+            return q.with(attention_all_gather(q.local, k.local, v.local, scale, context));
+        case FullAttentionMode::kRing:
+            return q.with(ring_attention(q.local, k.local, v.local, scale, context));
+    }
+    throw UsageError("attention: unknown mode");
 }
 
 }  // namespace hybridcp

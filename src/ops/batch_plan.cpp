@@ -185,6 +185,13 @@ void add_attention_blocks(BatchPlan& plan) {
                                             .kv_end = offsets[doc + 1]});
         }
     }
+    for (const RingStep& step : plan.ring) {
+        std::vector<AttentionBlock>& blocks = plan.ring_blocks.emplace_back();
+        for (const RingBlock& block : step.blocks) {
+            blocks.push_back(
+                {block.q_begin, block.q_end, block.kv_begin, block.kv_end, block.causal});
+        }
+    }
 }
 
 void add_permutations(BatchPlan& plan, const at::Device& device) {
@@ -233,6 +240,7 @@ BatchPlan make_batch_plan(const Layout& layout,
     plan.suffix = make_summary_gather(layout, rank, /*reverse=*/true);
     plan.forward_scan = make_scan_schedule(layout, rank, /*reverse=*/false);
     plan.reverse_scan = make_scan_schedule(layout, rank, /*reverse=*/true);
+    plan.ring = make_ring_schedule(layout, rank);
     add_attention_blocks(plan);
     add_permutations(plan, device);
     return plan;

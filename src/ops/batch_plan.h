@@ -15,6 +15,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/gdn/gdn.h"
 #include "layout/exchange.h"
+#include "layout/ring.h"
 #include "layout/route.h"
 #include "layout/scan.h"
 
@@ -82,6 +83,9 @@ struct BatchPlan {
     at::Tensor flat_indices;                      // [T_local] int64, index in the flat order
     at::Tensor rank_major_to_flat;                // [T] int64, or undefined for the identity
     at::Tensor flat_to_rank_major;                // its inverse
+    /// Ring attention: its steps, and their blocks as the kernel takes them.
+    RingSchedule ring;
+    std::vector<std::vector<AttentionBlock>> ring_blocks;
     /// Of the linear-attention layers, where it is not this plan: in their own layout, or (mode
     /// gather_hidden) of the whole documents on one rank.
     std::shared_ptr<const BatchPlan> linear;

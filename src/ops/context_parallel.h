@@ -74,7 +74,7 @@ struct DocumentStates {
 /// Causal softmax attention over documents spread over ranks, by
 /// context.parallel.full_attention_mode. Shapes: q [T, Hq, D]; k, v [T, Hkv, D] (already rotated);
 /// returns o [T, Hq, D]. Comm: ulysses: q, k, v to head shards, o back; all_gather: k and v of all
-/// ranks; backward the reverse.
+/// ranks; ring: k and v from rank to rank, as far as they are needed; backward the reverse.
 [[nodiscard]] Sharded causal_attention_cp(
     const Sharded& q, const Sharded& k, const Sharded& v, double scale, const CpContext& context);
 

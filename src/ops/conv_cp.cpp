@@ -4,6 +4,7 @@
 #include "hybridcp/error.h"
 #include "kernels/conv/causal_conv.h"
 #include "ops/context_parallel.h"
+#include "ops/row_messages.h"
 
 namespace hybridcp {
 
@@ -14,32 +15,10 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-using Rows = std::vector<RowRun>;
-
 struct Saved : torch::CustomClassHolder {
     CpContext context;
     std::int64_t num_tokens = 0;
 };
-
-at::Tensor pack_rows(const at::Tensor& from, const Rows& rows, std::int64_t RowRun::* at_row) {
-    std::vector<at::Tensor> pieces;
-    for (const RowRun& run : rows) {
-        pieces.push_back(from.narrow(0, run.*at_row, run.count));
-    }
-    return at::cat(pieces);
-}
-
-/// Adds `message` to the rows of `into` where it belongs: several halos may read the same row.
-void add_rows(at::Tensor& into,
-              const at::Tensor& message,
-              const Rows& rows,
-              std::int64_t RowRun::* at_row) {
-    std::int64_t offset = 0;
-    for (const RowRun& run : rows) {
-        into.narrow(0, run.*at_row, run.count) += message.narrow(0, offset, run.count);
-        offset += run.count;
-    }
-}
 
 /// Moves rows from their owners to the halos (forward), or gradients from the halos to the owners.
 /// `outgoing` and `incoming` are the two sides of the exchange, `from_row` and `to_row` the index
@@ -55,27 +34,26 @@ void move_rows(const Move& move,
                const at::Tensor& from,
                at::Tensor& into,
                const CpContext& context) {
-    std::vector<at::Tensor> buffers;
-    std::vector<Pending> receives;
-    std::vector<Pending> sends;
-    for (const RowMessage& message : move.incoming) {
-        buffers.push_back(at::empty({message.num_rows, from.size(1)}, from.options()));
-        receives.push_back(context.group->receive("conv_halo", buffers.back(), message.peer));
-    }
+    std::vector<Message> sends;
+    std::vector<Message> receives;
     for (const RowMessage& message : move.outgoing) {
-        sends.push_back(context.group->send(
-            "conv_halo", pack_rows(from, message.runs, move.from_row), message.peer));
+        sends.push_back(
+            {.tensor = pack_rows(from, message.runs, move.from_row), .peer = message.peer});
     }
+    for (const RowMessage& message : move.incoming) {
+        receives.push_back({.tensor = at::empty({message.num_rows, from.size(1)}, from.options()),
+                            .peer = message.peer});
+    }
+    std::vector<Pending> pending = context.group->exchange("conv_halo", sends, receives);
     for (const RowRun& run : context.plan->halo.local) {
         into.narrow(0, run.*move.to_row, run.count) +=
             from.narrow(0, run.*move.from_row, run.count);
     }
-    for (std::size_t i = 0; i < receives.size(); ++i) {
-        receives[i].wait();
-        add_rows(into, buffers[i], move.incoming[i].runs, move.to_row);
-    }
-    for (Pending& send : sends) {
-        send.wait();
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+        pending[i].wait();
+        if (i < receives.size()) {
+            add_rows(into, receives[i].tensor, move.incoming[i].runs, move.to_row);
+        }
     }
 }
 

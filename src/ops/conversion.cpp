@@ -2,6 +2,7 @@
 
 #include "comm/cpu_timer.h"
 #include "hybridcp/error.h"
+#include "ops/row_messages.h"
 
 namespace hybridcp {
 
@@ -13,12 +14,6 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 constexpr const char* kOp = "conversion";
-
-at::Tensor empty_rows(const at::Tensor& like, std::int64_t count) {
-    std::vector<std::int64_t> shape = like.sizes().vec();
-    shape[0] = count;
-    return at::empty(shape, like.options());
-}
 
 /// The rows of a selection: a view where they are one run.
 at::Tensor take(const at::Tensor& x, const RowSelection& rows) {
@@ -37,25 +32,24 @@ void put(at::Tensor& into, const RowSelection& rows, const at::Tensor& values) {
 /// One message each way; it arrives in place where its rows stand together.
 void swap_rows(at::Tensor& into, const at::Tensor& x, const Conversion& conversion, Group& group) {
     const RowSelection& received = conversion.received;
-    Pending receive;
-    Pending send;
+    std::vector<Message> sends;
+    std::vector<Message> receives;
+    if (conversion.sent.count > 0) {
+        sends.push_back(
+            {.tensor = take(x, conversion.sent), .peer = conversion.route.sends.front().peer});
+    }
     at::Tensor buffer;
     if (received.count > 0) {
         buffer = received.index.defined() ? empty_rows(x, received.count) : take(into, received);
-        receive = group.receive(kOp, buffer, conversion.route.receives.front().peer);
+        receives.push_back({.tensor = buffer, .peer = conversion.route.receives.front().peer});
     }
-    if (conversion.sent.count > 0) {
-        send = group.send(kOp, take(x, conversion.sent), conversion.route.sends.front().peer);
-    }
+    std::vector<Pending> pending = group.exchange(kOp, sends, receives);
     put(into, conversion.kept_target, take(x, conversion.kept_source));
-    if (received.count > 0) {
-        receive.wait();
-        if (received.index.defined()) {
-            put(into, received, buffer);
-        }
+    for (Pending& transfer : pending) {
+        transfer.wait();
     }
-    if (conversion.sent.count > 0) {
-        send.wait();
+    if (received.index.defined()) {
+        put(into, received, buffer);
     }
 }
 

@@ -75,30 +75,31 @@ class ScanPass {
 
   private:
     void step(const ScanSchedule::Round& round, std::vector<Map>& before) {
-        std::vector<at::Tensor> buffers;
-        std::vector<Pending> receives;
-        std::vector<Pending> sends;
-        for (const ScanSchedule::Message& message : round.receives) {
-            buffers.push_back(at::empty({message_size(message, /*sent=*/false)}, shape_.options));
-            receives.push_back(group_.receive(op_, buffers.back(), message.peer));
-        }
+        std::vector<Message> sends;
+        std::vector<Message> receives;
         for (const ScanSchedule::Message& message : round.sends) {
-            sends.push_back(group_.send(op_, pack(message, before), message.peer));
+            sends.push_back({.tensor = pack(message, before), .peer = message.peer});
         }
+        for (const ScanSchedule::Message& message : round.receives) {
+            receives.push_back(
+                {.tensor = at::empty({message_size(message, /*sent=*/false)}, shape_.options),
+                 .peer = message.peer});
+        }
+        std::vector<Pending> pending = group_.exchange(op_, sends, receives);
         std::vector<std::pair<std::int64_t, Map>> arrived;
         for (const ScanSchedule::Link& link : round.local) {
             arrived.emplace_back(link.to.segment, inclusive(link.from, before));
         }
         for (std::size_t i = 0; i < receives.size(); ++i) {
-            receives[i].wait();
-            unpack(round.receives[i], buffers[i], arrived);
+            pending[i].wait();
+            unpack(round.receives[i], receives[i].tensor, arrived);
         }
         for (const auto& [segment, map] : arrived) {
             Map& own = before[static_cast<std::size_t>(segment)];
             own = compose(own, map);
         }
-        for (Pending& send : sends) {
-            send.wait();
+        for (std::size_t i = receives.size(); i < pending.size(); ++i) {
+            pending[i].wait();
         }
     }
 

@@ -25,8 +25,7 @@ struct Choice {
 
 constexpr std::array<std::string_view, 2> kDevices{"cpu", "cuda"};
 constexpr std::array<std::string_view, 2> kDtypes{"fp32", "bf16"};
-constexpr std::array<std::string_view, 2> kFullModes{"ulysses", "all_gather"};
-constexpr std::array<std::string_view, 1> kPlannedFullModes{"ring"};
+constexpr std::array<std::string_view, 3> kFullModes{"ulysses", "all_gather", "ring"};
 constexpr std::array<std::string_view, 5> kLinearModes{"p2p", "all_gather", "scan", "ulysses",
                                                        "gather_hidden"};
 constexpr std::array<std::string_view, 2> kBackends{"eager", "reference"};
@@ -69,7 +68,7 @@ Support check_words(const ParallelOptions& options, const std::string& dtype) {
     const std::array<Choice, 10> choices{{
         {"device", options.device, kDevices, {}},
         {"dtype", dtype, kDtypes, {}},
-        {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, kPlannedFullModes},
+        {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, {}},
         {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes, {}},
         {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends,
          kPlannedBackends},
@@ -193,9 +192,10 @@ Parallel make_parallel(const ParallelOptions& options,
     parallel.dp = options.dp;
     parallel.cp = options.cp;
     parallel.linear_attention_mode = linear_mode(options.linear_attention_cp_mode);
-    parallel.full_attention_mode = options.full_attention_cp_mode == "all_gather"
-                                       ? FullAttentionMode::kAllGather
-                                       : FullAttentionMode::kUlysses;
+    parallel.full_attention_mode =
+        options.full_attention_cp_mode == "all_gather" ? FullAttentionMode::kAllGather
+        : options.full_attention_cp_mode == "ring"     ? FullAttentionMode::kRing
+                                                       : FullAttentionMode::kUlysses;
     parallel.reference_backend = options.linear_attention_gdn_backend == "reference";
     parallel.exact_summaries = options.linear_attention_summary == "exact";
     parallel.layout_kind = layout_kind(options.sequence_layout);

@@ -28,10 +28,12 @@ std::vector<std::string> model_words(const std::string& model,
     return words;
 }
 
-std::vector<std::string> on_ranks(int num_ranks, const std::string& mode) {
+std::vector<std::string> on_ranks(int num_ranks,
+                                  const std::string& mode,
+                                  const std::string& full_mode = "all_gather") {
     return {"--nproc", std::to_string(num_ranks),
             "train.accelerator.linear_attention_cp_mode=" + mode,
-            "train.accelerator.full_attention_cp_mode=all_gather"};
+            "train.accelerator.full_attention_cp_mode=" + full_mode};
 }
 
 TEST(VerifyModel, OneRank) {
@@ -47,9 +49,12 @@ TEST(VerifyModel, OneRank) {
 }
 
 TEST(VerifyModel, ManyRanks) {
-    for (const auto& [num_ranks, mode] : std::vector<std::pair<int, std::string>>{
-             {2, "ulysses"}, {2, "all_gather"}, {3, "p2p"}, {3, "all_gather"}}) {
-        std::vector<std::string> rest = on_ranks(num_ranks, mode);
+    for (const auto& [num_ranks, mode, full_mode] :
+         std::vector<std::tuple<int, std::string, std::string>>{{2, "ulysses", "all_gather"},
+                                                                {2, "all_gather", "ring"},
+                                                                {3, "p2p", "ring"},
+                                                                {3, "all_gather", "all_gather"}}) {
+        std::vector<std::string> rest = on_ranks(num_ranks, mode, full_mode);
         rest.emplace_back("--against-one-rank");
         const Outcome outcome = run_hcp(model_words("dense_tiny", "packed", rest));
         EXPECT_EQ(outcome.status, 0) << outcome.output;

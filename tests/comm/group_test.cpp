@@ -89,6 +89,57 @@ TEST_P(GroupOf, ReceivesMayBePostedLongBeforeTheSends) {
     });
 }
 
+TEST_P(GroupOf, ExchangeSwapsSeveralMessagesWithEveryPeer) {
+    const int num_ranks = GetParam();
+    const std::vector<std::int64_t> sizes{3, 40000, 1};
+    run_ranks(num_ranks, [&](Group& group) {
+        const int me = group.rank();
+        std::vector<Message> sends, receives;
+        std::vector<at::Tensor> expected;
+        std::int64_t bytes = 0;
+        for (int peer = 0; peer < num_ranks; ++peer) {
+            for (std::size_t k = 0; k < sizes.size() && peer != me; ++k) {
+                const auto i = static_cast<std::int64_t>(k);
+                sends.push_back({message(me, peer, i, sizes[k], kDtypes[k]), peer});
+                expected.push_back(message(peer, me, i, sizes[k], kDtypes[k]));
+                receives.push_back({at::empty_like(expected.back()), peer});
+                bytes += static_cast<std::int64_t>(expected.back().nbytes());
+            }
+        }
+        std::vector<Pending> pending = group.exchange("swap", sends, receives);
+        EXPECT_EQ(pending.size(), sends.size() + receives.size());
+        for (std::size_t i = 0; i < pending.size(); ++i) {
+            pending[i].wait();  // the receives come first
+            if (i < receives.size()) {
+                EXPECT_TRUE(at::equal(receives[i].tensor, expected[i])) << "message " << i;
+            }
+        }
+        EXPECT_EQ(group.recorder().of("swap").messages, static_cast<std::int64_t>(sends.size()));
+        EXPECT_EQ(group.recorder().of("swap").bytes, bytes);
+        EXPECT_TRUE(group.exchange("nothing", {}, {}).empty());
+    });
+}
+
+TEST_P(GroupOf, ExchangeInOneDirectionMeetsOneInTheOther) {
+    const int num_ranks = GetParam();
+    run_ranks(num_ranks, [&](Group& group) {  // a chain: the ends only send or only receive
+        const int me = group.rank();
+        std::vector<Message> sends, receives;
+        if (me > 0) {
+            sends.push_back({at::full({4}, me, at::kFloat), me - 1});
+        }
+        if (me + 1 < num_ranks) {
+            receives.push_back({at::empty({4}), me + 1});
+        }
+        for (Pending& pending : group.exchange("down", sends, receives)) {
+            pending.wait();
+        }
+        for (const Message& received : receives) {
+            EXPECT_TRUE(at::equal(received.tensor, at::full({4}, me + 1, at::kFloat)));
+        }
+    });
+}
+
 TEST_P(GroupOf, AllToAllMovesUnevenRowsOfEveryDtype) {
     const int num_ranks = GetParam();
     const auto uneven = [](int from, int to) { return std::int64_t{(from * 2 + to * 3) % 4}; };
@@ -397,6 +448,9 @@ TEST(Group, RefusesWhatCannotWork) {
         EXPECT_THROW((void)group.send("op", rows.t(), peer), UsageError);
         EXPECT_THROW((void)group.send("op", rows, group.rank()), UsageError);
         EXPECT_THROW((void)group.receive("op", at::zeros({0}), peer), UsageError);
+        EXPECT_THROW((void)group.exchange("op", {{rows, peer}}, {{at::zeros({0}), peer}}),
+                     UsageError);
+        EXPECT_EQ(group.recorder().of("op").messages, 0);
         EXPECT_THROW((void)group.all_to_all("op", rows, {1, 1}, {1, 1}), UsageError);
         EXPECT_THROW((void)group.all_to_all("op", rows, {3}, {3}), UsageError);
         EXPECT_THROW((void)group.all_to_all("op", rows, {1, 2}, {2, 1}), UsageError);

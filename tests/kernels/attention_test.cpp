@@ -36,7 +36,7 @@ AttentionOutput naive_attention(const at::Tensor& q,
     at::Tensor visible = at::zeros({q.size(0), k.size(0)}, at::kBool);
     for (const AttentionBlock& block : blocks) {
         for (std::int64_t row = block.q_begin; row < block.q_end; ++row) {
-            const std::int64_t end = block.kv_end - (block.q_end - 1 - row);
+            const std::int64_t end = block.kv_end - (block.causal ? block.q_end - 1 - row : 0);
             visible[row].narrow(0, block.kv_begin, end - block.kv_begin).fill_(true);
         }
     }
@@ -71,6 +71,8 @@ const std::vector<Case>& cases() {
         {"no_queries_some_keys", 3, 9, 4, 1, 16, {{0, 0, 0, 5}, {0, 3, 5, 9}}},
         {"two_blocks_share_keys", 300, 900, 2, 1, 16, {{0, 20, 0, 40}, {20, 300, 0, 900}}},
         {"out_of_order", 9, 12, 2, 2, 8, {{4, 9, 0, 6}, {0, 2, 6, 12}}},
+        {"all_keys_visible", 300, 70, 4, 2, 16, {{0, 290, 3, 60, false}, {290, 300, 0, 70}}},
+        {"many_queries_one_key", 400, 3, 4, 1, 16, {{0, 400, 1, 2, false}}},
     };
     return all;
 }
@@ -243,6 +245,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
     EXPECT_THROW((void)causal_attention(q, k1, k1, {{0, 4, 0, 5}}, 1), UsageError);
     EXPECT_THROW((void)causal_attention(q, k1, k1, {{2, 1, 0, 4}}, 1), UsageError);
     EXPECT_THROW((void)causal_attention(q, k1, k1, {{0, 3, 0, 4}, {2, 4, 0, 4}}, 1), UsageError);
+    EXPECT_THROW((void)causal_attention(q, k1, k1, {{0, 4, 2, 2, false}}, 1), UsageError);
 }
 
 }  // namespace

@@ -42,8 +42,6 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"UnknownFullMode",
                 [](ParallelOptions& o) { o.full_attention_cp_mode = "allgather"; },
                 "allgather is unknown", "full_attention_cp_mode: all_gather"},
-        Refusal{"Ring", [](ParallelOptions& o) { o.full_attention_cp_mode = "ring"; }, "not built",
-                "full_attention_cp_mode: ulysses"},
         Refusal{"Triton", [](ParallelOptions& o) { o.linear_attention_gdn_backend = "triton"; },
                 "fused is meant", "linear_attention_gdn_backend: eager"},
         Refusal{"Fused", [](ParallelOptions& o) { o.linear_attention_gdn_backend = "fused"; },
@@ -88,7 +86,7 @@ TEST(Supported, UnknownDtypeIsRefused) {
 
 TEST(Supported, EveryModeWhereHeadsDivide) {
     for (const char* linear : {"ulysses", "p2p", "all_gather"}) {
-        for (const char* full : {"ulysses", "all_gather"}) {
+        for (const char* full : {"ulysses", "all_gather", "ring"}) {
             for (const char* cut : {"document", "row"}) {
                 ParallelOptions options;
                 options.cp = 4;
@@ -102,6 +100,8 @@ TEST(Supported, EveryModeWhereHeadsDivide) {
                           std::string(linear) == "p2p");
                 EXPECT_EQ(parallel.full_attention_mode == FullAttentionMode::kAllGather,
                           std::string(full) == "all_gather");
+                EXPECT_EQ(parallel.full_attention_mode == FullAttentionMode::kRing,
+                          std::string(full) == "ring");
                 EXPECT_EQ(parallel.layout_cut == LayoutCut::kRow, std::string(cut) == "row");
             }
         }

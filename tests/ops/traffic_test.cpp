@@ -162,6 +162,54 @@ TEST_P(EveryRankCount, AttentionSendsKeysAndValuesOnceEachWay) {
     }
 }
 
+TEST_P(EveryRankCount, RingOnZigzagSendsThreeQuartersOfAPlainRing) {
+    const int P = GetParam();
+    constexpr std::int64_t kHeadDim = 8;
+    constexpr std::int64_t kKvHeads = 2;
+    const std::int64_t chunk = 6;
+    const std::int64_t T = 2 * P * chunk;
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+        const OpInputs inputs{
+            .tokens = {random({T, 4, kHeadDim}, dtype), random({T, kKvHeads, kHeadDim}, dtype),
+                       random({T, kKvHeads, kHeadDim}, dtype)},
+            .weights = {},
+            .d_output = random({T, 4, kHeadDim}, dtype)};
+        const Layout layout =
+            Layout::make({.kind = LayoutKind::kZigzag, .num_ranks = P, .document_lengths = {T}});
+        std::vector<OpTraffic> forward(static_cast<std::size_t>(P));
+        const ShardedRun run = run_sharded(
+            layout, Parallel{.full_attention_mode = FullAttentionMode::kRing}, inputs,
+            [&](const std::vector<at::Tensor>& x, const CpContext& context) {
+                const at::Tensor o = causal_attention_cp(shard(x[0], context), shard(x[1], context),
+                                                         shard(x[2], context), 0.3, context)
+                                         .local;
+                forward[static_cast<std::size_t>(context.group->rank())] =
+                    context.group->recorder().of("attention_ring");
+                return o;
+            });
+        const std::int64_t row_numel = kKvHeads * 2 * kHeadDim;
+        const std::int64_t row_bytes =
+            row_numel * static_cast<std::int64_t>(at::elementSize(dtype));
+        std::int64_t sent = 0;
+        for (int r = 0; r < P; ++r) {
+            const auto i = static_cast<std::size_t>(r);
+            EXPECT_EQ(forward[i].messages, P - 1);
+            const std::int64_t back_halves = r == 0 ? 0 : P - r;
+            EXPECT_EQ(forward[i].bytes, (P - 1 + back_halves) * chunk * row_bytes) << "rank " << r;
+            sent += forward[i].bytes;
+            // Backward: the same again, and fp32 gradients: from r, all rows of the P - 1 - r ranks
+            // above it and the front half of the r below.
+            EXPECT_EQ(run.traffic[i].of("attention_ring").messages, 2 * (P - 1));
+            EXPECT_EQ(run.traffic[i].of("attention_ring").bytes, 2 * forward[i].bytes);
+            const OpTraffic gradients = run.traffic[i].of("attention_ring_gradient");
+            EXPECT_EQ(gradients.messages, P - 1);
+            EXPECT_EQ(gradients.bytes, (2 * (P - 1 - r) + r) * chunk * row_numel * 4);
+            EXPECT_EQ(run.traffic[i].traffic().size(), P > 1 ? 2U : 0U);
+        }
+        EXPECT_EQ(4 * sent, P * 3 * (P - 1) * (2 * chunk) * row_bytes);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryRankCount, ::testing::Values(1, 2, 3, 4, 5, 8));
 
 std::int64_t resident_kilobytes() {
@@ -202,11 +250,16 @@ TEST(ManyPasses, FiftyPassesOfEveryAttentionModeGiveTheSameBitsAndDoNotGrow) {
             .local;
     };
     for (const FullAttentionMode mode :
-         {FullAttentionMode::kUlysses, FullAttentionMode::kAllGather}) {
+         {FullAttentionMode::kUlysses, FullAttentionMode::kAllGather, FullAttentionMode::kRing}) {
         const Parallel parallel{.full_attention_mode = mode};
-        (void)run_sharded(one_document(4), parallel, inputs, op, 5);
+        const Layout layout = mode == FullAttentionMode::kRing
+                                  ? Layout::make({.kind = LayoutKind::kZigzag,
+                                                  .num_ranks = 4,
+                                                  .document_lengths = {kTokens - 23, 23}})
+                                  : one_document(4);
+        (void)run_sharded(layout, parallel, inputs, op, 5);
         const std::int64_t before = resident_kilobytes();
-        (void)run_sharded(one_document(4), parallel, inputs, op, 50);
+        (void)run_sharded(layout, parallel, inputs, op, 50);
         EXPECT_LE(resident_kilobytes() - before, 8 * 1024) << "mode " << static_cast<int>(mode);
     }
 }

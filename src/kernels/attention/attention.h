@@ -1,6 +1,7 @@
 // Causal grouped-query softmax attention over blocks of packed documents, some queries at a time
 // against all keys that they see, so that memory is one tile of scores. Softmax in fp32; backward
-// recomputes the scores from q and k.
+// recomputes the scores from q and k. Where a query's keys come in several parts:
+// partial_attention.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +11,15 @@
 
 namespace hybridcp {
 
-/// Queries [q_begin, q_end) attend keys [kv_begin, kv_end), causal and aligned at the end: the last
-/// query sees all keys, the one before it all but the last, and so on. A document's part on one
-/// rank, or all of it.
+/// Queries [q_begin, q_end) attend keys [kv_begin, kv_end): all of them, or causal and aligned at
+/// the end: the last query sees all keys, the one before it all but the last, and so on. A
+/// document's part on one rank, or all of it.
 struct AttentionBlock {
     std::int64_t q_begin = 0;
     std::int64_t q_end = 0;
     std::int64_t kv_begin = 0;
     std::int64_t kv_end = 0;
+    bool causal = true;
 };
 
 struct AttentionOutput {
@@ -27,8 +29,8 @@ struct AttentionOutput {
 
 /// Query head h uses KV head h / (Hq/Hkv). Differentiable in q, k and v; gradients of k and v are
 /// accumulated in fp32 over blocks. Shapes: q [Tq, Hq, D]; k, v [Tk, Hkv, D]. Errors: UsageError
-/// for shapes or dtypes that do not fit, a block with more queries than keys or outside the
-///         tensors, or two blocks that share a query.
+/// for shapes or dtypes that do not fit, a block outside the tensors, a causal one with more
+///         queries than keys, one with queries and no keys, or two blocks that share a query.
 [[nodiscard]] AttentionOutput causal_attention(const at::Tensor& q,
                                                const at::Tensor& k,
                                                const at::Tensor& v,
