@@ -12,7 +12,6 @@
 #include "hybridcp/model.h"
 #include "kernels/gdn/gate.h"
 #include "kernels/linear/linear.h"
-#include "kernels/mlp/swiglu.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "model/checkpoint_names.h"
@@ -160,10 +159,8 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
             config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
         hidden = hidden + (is_linear ? linear_attention(mixer_input, layer, context)
                                      : full_attention(mixer_input, layer, rotary, context));
-        hidden = hidden + swiglu(norm("post_attention_layernorm.weight"),
-                                 weight(layer, "mlp.gate_proj.weight"),
-                                 weight(layer, "mlp.up_proj.weight"),
-                                 weight(layer, "mlp.down_proj.weight"));
+        hidden = hidden + feed_forward(norm("post_attention_layernorm.weight"), layer,
+                                       keep_per_layer, result);
         if (keep_per_layer) {
             result.per_layer.push_back(hidden.detach());
         }

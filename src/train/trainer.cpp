@@ -269,14 +269,18 @@ class Trainer {
         metrics.optimizer_seconds =
             metrics.step_seconds - metrics.data_seconds - metrics.forward_backward_seconds;
         metrics.loss = loss.loss;
+        if (loss.aux_loss) {
+            metrics.ce_loss = loss.ce_loss;
+            metrics.aux_loss = loss.aux_loss;
+        }
         metrics.num_labels = loss.num_labels;
         metrics.num_tokens = loss.num_tokens;
         metrics.traffic = collect_traffic();
         if (report_.is_bytes) {
-            metrics.bits_per_byte = loss.loss / std::numbers::ln2;
+            metrics.bits_per_byte = loss.ce_loss / std::numbers::ln2;
         }
-        report_.first_loss = state_.step == report_.first_step ? loss.loss : report_.first_loss;
-        report_.last_loss = loss.loss;
+        report_.first_loss = state_.step == report_.first_step ? loss.ce_loss : report_.first_loss;
+        report_.last_loss = loss.ce_loss;
         state_.step = number;
         state_.consumed_rows += recipe_.train.global_batch_size;
         num_tokens_ += loss.num_tokens;
@@ -291,7 +295,7 @@ class Trainer {
             rows.push_back(validation_->sample(i));
         }
         const auto batches = make_batches(rows, recipe_.train.micro_batch_size);
-        return forward_only(*model_, batches, parallel_, mesh_).loss;
+        return forward_only(*model_, batches, parallel_, mesh_).ce_loss;
     }
 
     void save() {
