@@ -7,6 +7,7 @@
 #include "ops/batch_plan.h"
 #include "ops/context_parallel.h"
 #include "train/gradient_reduction.h"
+#include "train/router_balance.h"
 
 namespace hybridcp::cli {
 
@@ -34,7 +35,8 @@ ModelResults run_model(const HybridModel& model,
     const CrossEntropy loss = cross_entropy_lm_head(forward.hidden, model.head_weight(), targets);
     const auto num_labels = batch.targets.ne(kIgnoredTarget).sum().item<std::int64_t>();
     const double scale = num_labels > 0 ? 1.0 / static_cast<double>(num_labels) : 0.0;
-    loss.loss_sum.backward(at::full_like(loss.loss_sum, scale));
+    RouterBalance balance(model, /*num_micro_batches=*/1, *mesh.world);
+    run_backward(loss.loss_sum, scale, forward, balance.add(forward));
     all_reduce_gradients(model.parameters(), *mesh.world);
 
     const at::NoGradGuard no_grad;
@@ -47,9 +49,18 @@ ModelResults run_model(const HybridModel& model,
         mesh.world->all_reduce_sum("loss", total);
     }
     results["loss"] = total * scale;
+    if (const std::optional<double> aux_loss = balance.finish()) {
+        results["ce_loss"] = results["loss"];
+        results["aux_loss"] = at::full({}, *aux_loss, total.options());
+        results["loss"] =
+            results["ce_loss"] + model.config().router_aux_loss_coef * results["aux_loss"];
+    }
     results["loss_per_token"] = gather(loss.loss_per_token);
     for (std::size_t layer = 0; layer < forward.per_layer.size(); ++layer) {
         results[fmt::format("hidden.{}", layer)] = gather(forward.per_layer[layer]);
+    }
+    for (std::size_t layer = 0; layer < forward.router_logits.size(); ++layer) {
+        results[fmt::format("router_logits.{}", layer)] = gather(forward.router_logits[layer]);
     }
     results["hidden.norm"] = gather(forward.hidden);
     results["logits"] = gather(linear_projection(forward.hidden, model.head_weight()));
