@@ -89,7 +89,7 @@ std::optional<CheckpointName> parse_single_expert(const std::string& parameter) 
     const auto [end, error] = std::from_chars(begin, parameter.data() + parameter.size(), expert);
     const std::string rest(end, parameter.data() + parameter.size());
     // The number as it would be written: no sign, no leading zero.
-    if (error != std::errc{} || std::to_string(expert) != std::string(begin, end)) {
+    if (error != std::errc{} || expert < 0 || std::to_string(expert) != std::string(begin, end)) {
         return std::nullopt;
     }
     for (const ExpertPart part : {ExpertPart::kGate, ExpertPart::kUp, ExpertPart::kDown}) {
