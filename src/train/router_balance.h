@@ -24,7 +24,8 @@ class RouterBalance {
     [[nodiscard]] at::Tensor add(const ForwardResult& result);
 
     /// The load-balancing loss, mean over the micro-batches; the same bits on every rank. Nothing
-    /// for a dense model. Comm: the all-reduces of micro-batches that only other ranks have.
+    /// for a dense model. Every rank calls it before its next exchange. Comm: the all-reduces of
+    /// micro-batches that only other ranks have.
     [[nodiscard]] std::optional<double> finish();
 
   private:

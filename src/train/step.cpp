@@ -132,11 +132,11 @@ class StepRun {
             }
             total += loss_sum.detach().to(at::kDouble);
         }
+        result.aux_loss = balance.finish();
         if (mesh_.world->size() > 1) {
             mesh_.world->all_reduce_sum("loss", total);
         }
         result.ce_loss = total.item<double>() * scale;
-        result.aux_loss = balance.finish();
         result.loss =
             result.ce_loss + model_.config().router_aux_loss_coef * result.aux_loss.value_or(0.0);
     }
