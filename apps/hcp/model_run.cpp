@@ -11,6 +11,23 @@
 
 namespace hybridcp::cli {
 
+namespace {
+
+/// loss, and its parts where there are two.
+void add_losses(const at::Tensor& ce_loss,
+                std::optional<double> aux_loss,
+                double coefficient,
+                ModelResults& results) {
+    results["loss"] = ce_loss;
+    if (aux_loss) {
+        results["ce_loss"] = ce_loss;
+        results["aux_loss"] = at::full({}, *aux_loss, ce_loss.options());
+        results["loss"] = ce_loss + coefficient * results["aux_loss"];
+    }
+}
+
+}  // namespace
+
 ModelResults run_model(const HybridModel& model,
                        const TokenBatch& batch,
                        const Parallel& parallel,
@@ -40,21 +57,16 @@ ModelResults run_model(const HybridModel& model,
     all_reduce_gradients(model.parameters(), *mesh.world);
 
     const at::NoGradGuard no_grad;
-    const auto gather = [&](const at::Tensor& local) {
-        return gather_flat(local.detach(), layout, *mesh.cp);
-    };
-    ModelResults results;
+    const std::optional<double> aux_loss = balance.finish();
     at::Tensor total = loss.loss_sum.detach().to(at::kDouble);
     if (mesh.world->size() > 1) {
         mesh.world->all_reduce_sum("loss", total);
     }
-    results["loss"] = total * scale;
-    if (const std::optional<double> aux_loss = balance.finish()) {
-        results["ce_loss"] = results["loss"];
-        results["aux_loss"] = at::full({}, *aux_loss, total.options());
-        results["loss"] =
-            results["ce_loss"] + model.config().router_aux_loss_coef * results["aux_loss"];
-    }
+    ModelResults results;
+    add_losses(total * scale, aux_loss, model.config().router_aux_loss_coef, results);
+    const auto gather = [&](const at::Tensor& local) {
+        return gather_flat(local.detach(), layout, *mesh.cp);
+    };
     results["loss_per_token"] = gather(loss.loss_per_token);
     for (std::size_t layer = 0; layer < forward.per_layer.size(); ++layer) {
         results[fmt::format("hidden.{}", layer)] = gather(forward.per_layer[layer]);

@@ -153,6 +153,15 @@ NamedTensors cross_entropy(const NamedTensors& in, const OpCase& op_case) {
     return {{"loss", out.loss_sum / num_valid}, {"loss_per_token", out.loss_per_token}};
 }
 
+OpFormula moe_formula() {
+    return {.inputs = {"x", "router", "gate_up", "down", "shared_gate", "shared_up", "shared_down",
+                       "shared_expert_gate"},
+            .indexed_inputs = "logits",
+            .outputs = {"logits", "probs", "topk_index", "topk_weight", "y", "aux"},
+            .others = {"attention_mask"},
+            .run = moe};
+}
+
 }  // namespace
 
 const std::map<std::string, OpFormula>& op_formulas() {
@@ -196,13 +205,7 @@ const std::map<std::string, OpFormula>& op_formulas() {
           .outputs = {"y"},
           .others = {},
           .run = swiglu_mlp}},
-        {"moe",
-         {.inputs = {"x", "router", "gate_up", "down", "shared_gate", "shared_up", "shared_down",
-                     "shared_expert_gate"},
-          .indexed_inputs = "logits",
-          .outputs = {"logits", "probs", "topk_index", "topk_weight", "y", "aux"},
-          .others = {"attention_mask"},
-          .run = moe}},
+        {"moe", moe_formula()},
         {"cross_entropy",
          {.inputs = {"logits", "hidden", "weight"},
           .outputs = {"loss", "loss_per_token"},

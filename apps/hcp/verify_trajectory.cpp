@@ -151,6 +151,14 @@ void add_curve(const std::string& name,
                 .where = fmt::format("step {}", worst_step)});
 }
 
+void add_losses(const Trace& trace, const SafetensorsFile& file, Report& report) {
+    add_curve("loss", trace.loss, file.read("loss"), kLossBar, false, report);
+    if (!trace.aux_loss.empty()) {
+        add_curve("ce_loss", trace.ce_loss, file.read("ce_loss"), kLossBar, false, report);
+        add_curve("aux_loss", trace.aux_loss, file.read("aux_loss"), kLossBar, false, report);
+    }
+}
+
 /// |final - expected| / |expected - start|, of all parameters and of each.
 void add_final(const HybridModel& model,
                const std::map<std::string, at::Tensor>& start,
@@ -221,13 +229,7 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
     return session.conclude([&] {
         Report report(
             fmt::format("{}, {} steps: {}", options.folder, recording.steps, describe_run(recipe)));
-        add_curve("loss", trace.loss, trace_file.read("loss"), kLossBar, false, report);
-        if (config.has_experts()) {
-            add_curve("ce_loss", trace.ce_loss, trace_file.read("ce_loss"), kLossBar, false,
-                      report);
-            add_curve("aux_loss", trace.aux_loss, trace_file.read("aux_loss"), kLossBar, false,
-                      report);
-        }
+        add_losses(trace, trace_file, report);
         add_curve("grad_norm", trace.grad_norm, trace_file.read("grad_norm"), kGradientNormBar,
                   true, report);
         add_curve("lr", trace.lr, trace_file.read("lr"), kRateBar, true, report);
