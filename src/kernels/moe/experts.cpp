@@ -99,13 +99,13 @@ struct ExpertGradients {
 // Written out so that of the N = T k rows only the two projections are kept; autograd would keep
 // the gathered inputs, the activations and the outputs too.
 struct Experts : torch::autograd::Function<Experts> {
+    /// inputs: x, weights, gate_up, down.
     static at::Tensor forward(AutogradContext* context,
-                              const at::Tensor& x,
-                              const at::Tensor& weights,
-                              const at::Tensor& gate_up,
-                              const at::Tensor& down,
+                              at::TensorList inputs,
                               const at::Tensor& experts,
                               const at::Tensor& counts) {
+        const at::Tensor &x = inputs[0], &weights = inputs[1], &gate_up = inputs[2],
+                         &down = inputs[3];
         const at::ScalarType dtype = x.scalar_type();
         const at::ScalarType wide = at::toOpMathType(dtype);
         const SortedPairs pairs = sort_pairs(experts, counts);
@@ -188,7 +188,8 @@ at::Tensor expert_mlp(const at::Tensor& x,
               "experts",
               routing.experts.size(0), routing.counts.numel(), fmt::join(x.sizes(), ", "),
               gate_up.size(0));
-    return Experts::apply(x, routing.weights, gate_up, down, routing.experts, routing.counts);
+    return Experts::apply(at::TensorList({x, routing.weights, gate_up, down}), routing.experts,
+                          routing.counts);
 }
 
 }  // namespace hybridcp
