@@ -199,16 +199,18 @@ class Trainer {
         return asked.item<std::int64_t>() != 0;
     }
 
-    /// This dp rank's micro-batches of the next global batch.
+    /// This dp rank's micro-batches of the next global batch. All ranks' m-th ones are consecutive
+    /// rows, so that dp ranks see what one rank with dp times the micro-batch size sees.
     [[nodiscard]] std::vector<TokenBatch> next_batches() const {
-        const std::int64_t rows_per_rank = recipe_.train.global_batch_size / parallel_.dp;
-        const std::int64_t first = state_.consumed_rows + mesh_.dp->rank() * rows_per_rank;
+        const std::int64_t size = recipe_.train.micro_batch_size;
         std::vector<Row> rows;
-        rows.reserve(static_cast<std::size_t>(rows_per_rank));
-        for (std::int64_t i = 0; i < rows_per_rank; ++i) {
-            rows.push_back(data_->sample(first + i));
+        for (std::int64_t first = mesh_.dp->rank() * size; first < recipe_.train.global_batch_size;
+             first += parallel_.dp * size) {
+            for (std::int64_t i = 0; i < size; ++i) {
+                rows.push_back(data_->sample(state_.consumed_rows + first + i));
+            }
         }
-        return make_batches(rows, recipe_.train.micro_batch_size);
+        return make_batches(rows, size);
     }
 
     void reset_recorders() const {
@@ -269,10 +271,8 @@ class Trainer {
         metrics.optimizer_seconds =
             metrics.step_seconds - metrics.data_seconds - metrics.forward_backward_seconds;
         metrics.loss = loss.loss;
-        if (loss.aux_loss) {
-            metrics.ce_loss = loss.ce_loss;
-            metrics.aux_loss = loss.aux_loss;
-        }
+        metrics.aux_loss = loss.aux_loss;
+        metrics.ce_loss = loss.aux_loss ? std::optional(loss.ce_loss) : std::nullopt;
         metrics.num_labels = loss.num_labels;
         metrics.num_tokens = loss.num_tokens;
         metrics.traffic = collect_traffic();

@@ -117,6 +117,27 @@ TEST(Trainer, ExpertsLogBothLosses) {
     EXPECT_EQ(saved.router_aux_loss_coef, 0.25);
 }
 
+// The m-th micro-batches of all dp ranks are one for the load-balancing loss.
+TEST(Trainer, ExpertsGiveTheSameCurveOnDataParallelRanks) {
+    const auto curve = [](int dp, int cp, std::int64_t micro_batch_size) {
+        const TemporaryFolder folder;
+        Recipe recipe = make_recipe(folder, dp, cp);
+        recipe.model = {.path = std::nullopt, .preset = "tiny-moe", .dtype = "fp32"};
+        recipe.model.router_aux_loss_coef = 1.0;
+        recipe.train.steps = 3;
+        recipe.train.micro_batch_size = micro_batch_size;
+        return train(recipe).steps;
+    };
+    const auto one = curve(1, 1, 2);
+    for (const auto& ranks : {curve(2, 1, 1), curve(2, 2, 1), curve(1, 2, 2)}) {
+        ASSERT_EQ(ranks.size(), one.size());
+        for (std::size_t step = 0; step < one.size(); ++step) {
+            EXPECT_NEAR(ranks[step].first, one[step].first, 2e-6 * one[step].first);
+            EXPECT_NEAR(ranks[step].second, one[step].second, 2e-5 * one[step].second);
+        }
+    }
+}
+
 TEST(Trainer, LearnsLogsAndSaves) {
     const TemporaryFolder folder;
     Recipe recipe = make_recipe(folder, 1, 1);
