@@ -52,6 +52,9 @@ void add_verify_model(CLI::App& verify, Request& request) {
     command->add_option("--expected", options.expected_path, "loss, hidden.norm, grad.NAME, ...")
         ->required();
     command->add_option("--dtype", options.dtype, "fp32 (default) or bf16");
+    command->add_option("--router-aux-loss-coef", options.router_aux_loss_coef,
+                        "of a model with experts (default: the case's in the manifest beside the "
+                        "model or the case, else config.json's)");
     command->add_flag(
         "--against-one-rank", options.against_one_rank,
         "compute on one rank too: the error may be twice as large, or a quarter of the bar");

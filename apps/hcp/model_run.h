@@ -12,8 +12,8 @@
 
 namespace hybridcp::cli {
 
-/// By the names of the golden data: loss, loss_per_token, hidden.I, hidden.norm, logits, grad.NAME.
-/// Tokens are [T].
+/// By the names of the golden data: loss, loss_per_token, hidden.I, hidden.norm, logits, grad.NAME,
+/// with experts also ce_loss, aux_loss, router_logits.I. Tokens are [T].
 using ModelResults = std::map<std::string, at::Tensor>;
 
 /// Runs the batch over the mesh's cp ranks (dp is 1); every rank returns all of it.

@@ -7,8 +7,10 @@
 #include "kernels/attention/attention.h"
 #include "kernels/conv/causal_conv.h"
 #include "kernels/gdn/gate.h"
+#include "kernels/linear/linear.h"
 #include "kernels/loss/cross_entropy.h"
 #include "kernels/mlp/swiglu.h"
+#include "kernels/moe/moe.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 
@@ -95,6 +97,52 @@ NamedTensors swiglu_mlp(const NamedTensors& in, const OpCase& /*op_case*/) {
     return {{"y", swiglu(in.at("x"), in.at("gate"), in.at("up"), in.at("down"))}};
 }
 
+/// The logits of several layers, of which the rows that attention_mask leaves count: padding is
+/// dropped before it is routed.
+NamedTensors moe_aux_loss(const NamedTensors& in, const OpCase& op_case, std::int64_t top_k) {
+    at::Tensor counts, sums;
+    std::int64_t num_rows = 0;
+    for (std::int64_t layer = 0; in.count(fmt::format("logits.{}", layer)) != 0; ++layer) {
+        at::Tensor rows = in.at(fmt::format("logits.{}", layer));
+        if (op_case.has("attention_mask")) {
+            const at::Tensor kept = op_case.read("attention_mask").flatten().nonzero().squeeze(1);
+            rows = rows.index_select(0, kept.to(rows.device()));
+        }
+        const Routing routing = route(rows, top_k);
+        counts = counts.defined() ? counts + routing.counts : routing.counts;
+        sums = sums.defined() ? sums + routing.probability_sums : routing.probability_sums;
+        num_rows += rows.size(0);
+    }
+    const at::Tensor all_rows = at::full({}, num_rows, counts.options());
+    return {{"aux", load_balancing_coefficients(counts, all_rows).dot(sums)}};
+}
+
+/// The four kinds of case: router, whole block, load-balancing loss with and without a mask.
+NamedTensors moe(const NamedTensors& in, const OpCase& op_case) {
+    const auto top_k = op_case.option("top_k").get<std::int64_t>();
+    if (in.count("x") == 0) {
+        return moe_aux_loss(in, op_case, top_k);
+    }
+    if (in.count("gate_up") == 0) {
+        const at::Tensor logits = linear_projection(in.at("x"), in.at("router"));
+        const Routing routing = route(logits, top_k);
+        return {{"logits", logits},
+                {"probs", router_probabilities(logits)},
+                {"topk_index", routing.experts},
+                {"topk_weight", routing.weights}};
+    }
+    const MoeOutput out = moe_block(in.at("x"),
+                                    {.router = in.at("router"),
+                                     .gate_up = in.at("gate_up"),
+                                     .down = in.at("down"),
+                                     .shared_gate = in.at("shared_gate"),
+                                     .shared_up = in.at("shared_up"),
+                                     .shared_down = in.at("shared_down"),
+                                     .shared_expert_gate = in.at("shared_expert_gate")},
+                                    top_k);
+    return {{"y", out.y}, {"topk_index", out.routing.experts}};
+}
+
 NamedTensors cross_entropy(const NamedTensors& in, const OpCase& op_case) {
     const bool has_logits = in.count("logits") != 0;
     const at::Tensor& rows = in.at(has_logits ? "logits" : "hidden");
@@ -103,6 +151,15 @@ NamedTensors cross_entropy(const NamedTensors& in, const OpCase& op_case) {
                                         : cross_entropy_lm_head(rows, in.at("weight"), targets);
     const auto num_valid = (targets != kIgnoredTarget).sum().item<std::int64_t>();
     return {{"loss", out.loss_sum / num_valid}, {"loss_per_token", out.loss_per_token}};
+}
+
+OpFormula moe_formula() {
+    return {.inputs = {"x", "router", "gate_up", "down", "shared_gate", "shared_up", "shared_down",
+                       "shared_expert_gate"},
+            .indexed_inputs = "logits",
+            .outputs = {"logits", "probs", "topk_index", "topk_weight", "y", "aux"},
+            .others = {"attention_mask"},
+            .run = moe};
 }
 
 }  // namespace
@@ -148,6 +205,7 @@ const std::map<std::string, OpFormula>& op_formulas() {
           .outputs = {"y"},
           .others = {},
           .run = swiglu_mlp}},
+        {"moe", moe_formula()},
         {"cross_entropy",
          {.inputs = {"logits", "hidden", "weight"},
           .outputs = {"loss", "loss_per_token"},

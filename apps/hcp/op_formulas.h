@@ -17,6 +17,7 @@ using NamedTensors = std::map<std::string, at::Tensor>;
 
 struct OpFormula {
     std::vector<std::string> inputs;   // differentiable; those that the file lacks are left out
+    std::string indexed_inputs = {};   // and NAME.0, NAME.1, ..., as many as the file has
     std::vector<std::string> outputs;  // compared where the file has them
     std::vector<std::string> others;   // integers, and tensors that are compared elsewhere
     bool has_bf16_bar = false;
@@ -24,7 +25,7 @@ struct OpFormula {
     std::function<NamedTensors(const NamedTensors&, const OpCase&)> run;
 };
 
-/// Every operator of the golden data but gdn and moe, by name.
+/// Every operator of the golden data but gdn, by name.
 [[nodiscard]] const std::map<std::string, OpFormula>& op_formulas();
 
 }  // namespace hybridcp::cli

@@ -13,6 +13,7 @@
 #include "hcp/report.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
+#include "train/model_setup.h"
 
 namespace hybridcp::cli {
 
@@ -46,14 +47,15 @@ TokenBatch read_batch(const std::string& path) {
 /// The recorded numbers, under this library's parameter names and in the flat order of tokens.
 class Expected {
   public:
-    explicit Expected(const std::string& path) : file_(path) {
+    Expected(const std::string& path, const ModelConfig& config) : file_(path) {
         for (const auto& [stored, entry] : file_.entries()) {
             std::string name = stored;
             const std::string prefix = "grad.model.language_model.";
             if (name.rfind(prefix, 0) == 0) {
                 name = "grad.model." + name.substr(prefix.size());
             }
-            stored_names_[name == "ce_loss" ? "loss" : name] = stored;  // one loss without experts
+            const bool is_loss = name == "ce_loss" && !config.has_experts();  // the only one then
+            stored_names_[is_loss ? "loss" : name] = stored;
         }
         for (const char* needed : {"loss", "hidden.norm"}) {
             if (!has(needed)) {
@@ -72,6 +74,9 @@ class Expected {
         std::set<std::string> given = {"loss", "loss_per_token", "hidden.norm", "logits"};
         for (std::int64_t layer = 0; layer < config.num_layers(); ++layer) {
             given.insert(fmt::format("hidden.{}", layer));
+            if (config.has_experts()) {
+                given.insert({fmt::format("router_logits.{}", layer), "ce_loss", "aux_loss"});
+            }
         }
         for (const ParameterShape& parameter : parameter_shapes(config)) {
             given.insert("grad." + parameter.name);
@@ -92,20 +97,56 @@ class Expected {
     std::map<std::string, std::string> stored_names_;  // by this library's name
 };
 
+/// The folder of the case, which is that of its expected numbers.
+std::filesystem::path case_folder(const VerifyModelOptions& options) {
+    return std::filesystem::absolute(options.expected_path).parent_path();
+}
+
+/// Beside the model; for a copy of the model in another form, beside the case's folder.
+std::string manifest_path(const VerifyModelOptions& options) {
+    const std::filesystem::path beside_model =
+        std::filesystem::path(options.model_folder) / "manifest.json";
+    return std::filesystem::exists(beside_model)
+               ? beside_model.string()
+               : (case_folder(options).parent_path() / "manifest.json").string();
+}
+
+/// What the manifest says of the case; nothing without a manifest or an entry.
+std::optional<double> manifest_number(const VerifyModelOptions& options, const std::string& key) {
+    if (!std::filesystem::exists(manifest_path(options))) {
+        return std::nullopt;
+    }
+    const nlohmann::json manifest = read_json(manifest_path(options));
+    const nlohmann::json::json_pointer entry(
+        fmt::format("/cases/{}/{}", case_folder(options).filename().string(), key));
+    if (!manifest.contains(entry) || !manifest.at(entry).is_number()) {
+        return std::nullopt;
+    }
+    return manifest.at(entry).get<double>();
+}
+
 double bf16_bar(const VerifyModelOptions& options) {
-    const std::filesystem::path folder(options.model_folder);
-    const std::string manifest_path = (folder / "manifest.json").string();
-    const std::string name =
-        std::filesystem::absolute(options.expected_path).parent_path().filename().string();
-    const nlohmann::json manifest = read_json(manifest_path);
-    const nlohmann::json::json_pointer figure("/cases/" + name +
-                                              "/transformers_bfloat16/hidden_norm_rel_l2");
-    if (!manifest.contains(figure)) {
+    const auto figure = manifest_number(options, "transformers_bfloat16/hidden_norm_rel_l2");
+    if (!figure) {
         throw UsageError(fmt::format(
             "{} has no bfloat16 figure for case '{}', so there is no bar: verify it in fp32",
-            manifest_path, name));
+            manifest_path(options), case_folder(options).filename().string()));
     }
-    return kBf16Factor * manifest.at(figure).get<double>();
+    return kBf16Factor * *figure;
+}
+
+/// The configuration of the folder, with the weight of the load-balancing loss that the case was
+/// recorded with.
+ModelConfig read_case_config(const VerifyModelOptions& options, const Recipe& recipe) {
+    ModelConfig config = read_model_config(options.model_folder);
+    std::optional<double> coefficient = options.router_aux_loss_coef;
+    if (!coefficient) {
+        coefficient = recipe.model.router_aux_loss_coef;
+    }
+    if (!coefficient && config.has_experts()) {
+        coefficient = manifest_number(options, "router_aux_loss_coef");
+    }
+    return with_router_aux_loss_coef(std::move(config), coefficient);
 }
 
 std::vector<std::string> gradient_names(const ModelResults& results) {
@@ -118,6 +159,15 @@ std::vector<std::string> gradient_names(const ModelResults& results) {
     return names;
 }
 
+/// loss, ce_loss, aux_loss.
+bool is_scalar_loss(const std::string& name) {
+    return name == "loss" || name == "ce_loss" || name == "aux_loss";
+}
+
+bool is_absolute(const std::string& name) {
+    return is_scalar_loss(name) || name == "loss_per_token";
+}
+
 /// Errors of one run's results, by the names of the table's rows.
 std::map<std::string, Difference> differences(const ModelResults& results,
                                               const Expected& expected) {
@@ -127,8 +177,7 @@ std::map<std::string, Difference> differences(const ModelResults& results,
             continue;
         }
         const at::Tensor reference = expected.read_as(name, tensor);
-        const bool absolute = name == "loss" || name == "loss_per_token";
-        all[name] = absolute ? max_abs(tensor, reference) : relative_l2(tensor, reference);
+        all[name] = is_absolute(name) ? max_abs(tensor, reference) : relative_l2(tensor, reference);
     }
     double error = 0.0;
     double norm = 0.0;
@@ -143,7 +192,7 @@ std::map<std::string, Difference> differences(const ModelResults& results,
 }
 
 double fp32_bar(const std::string& name) {
-    if (name == "loss") {
+    if (is_scalar_loss(name)) {
         return kLossBar;
     }
     if (name == "loss_per_token") {
@@ -173,9 +222,8 @@ void fill_report(const RunPair& runs,
         if (bf16 && name != "hidden.norm") {
             continue;
         }
-        const bool absolute = name == "loss" || name == "loss_per_token";
         report.add({.tensor = name,
-                    .measure = absolute ? "abs" : "rel-L2",
+                    .measure = is_absolute(name) ? "abs" : "rel-L2",
                     .error = difference.error,
                     .bar = bf16 ? *bf16 : fp32_bar(name),
                     .where = difference.where == "[]" ? "" : difference.where,
@@ -204,12 +252,12 @@ int verify_model(const VerifyModelOptions& options) {
             "verify model splits one batch over cp ranks: leave train.accelerator.dp at 1");
     }
     select_device(accelerator.device, environment);
-    const ModelConfig config = read_model_config(options.model_folder);
+    const ModelConfig config = read_case_config(options, recipe);
     const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
     const bool is_bf16 = recipe.model.dtype == "bf16";
     const auto bar = is_bf16 ? std::optional<double>(bf16_bar(options)) : std::nullopt;
     const TokenBatch batch = read_batch(options.batch_path);
-    const Expected expected(options.expected_path);
+    const Expected expected(options.expected_path, config);
     expected.check_names(config);
     std::string skipped;
     HybridModel model(config,
@@ -230,6 +278,10 @@ int verify_model(const VerifyModelOptions& options) {
         Report report(fmt::format("{}: {}", options.model_folder, describe_run(recipe)));
         if (!skipped.empty()) {
             report.add_note(skipped);
+        }
+        if (config.has_experts()) {
+            report.add_note(
+                fmt::format("loss = ce_loss + {} aux_loss", config.router_aux_loss_coef));
         }
         fill_report(runs, expected, bar, report);
         return finish_reports({report}, options.report_path);

@@ -2,6 +2,7 @@
 // ranks, against recorded numbers (those of Transformers).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ struct VerifyModelOptions {
     std::string expected_path;  // loss, loss_per_token, hidden.I, hidden.norm, logits, grad.NAME
     std::vector<std::string> overrides = {};
     std::string dtype = {};  // empty: model.dtype of the overrides, else fp32
+    // Of a model with experts; none: model.router_aux_loss_coef of the overrides, else the case's
+    // in the manifest beside the model, else config.json's.
+    std::optional<double> router_aux_loss_coef = std::nullopt;
     std::string report_path = {};
     bool against_one_rank =
         false;  // compute on rank 0 alone too, and bound the ratio of the errors

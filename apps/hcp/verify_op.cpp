@@ -17,6 +17,7 @@ namespace {
 // docs/numerics.md, section "operators".
 constexpr double kOutputBar = 2e-6;
 constexpr double kGradientBar = 5e-6;
+constexpr double kAuxGradientBar = 1e-5;  // of router logits by way of the load-balancing loss
 constexpr double kBf16Bar = 5e-3;
 constexpr double kBf16StepBar = 1.0;
 
@@ -64,13 +65,28 @@ struct Results {
     NamedTensors gradients;  // by the input's name
 };
 
+/// The differentiable inputs of a case.
+std::vector<std::string> input_names(const OpFormula& formula, const OpCase& op_case) {
+    std::vector<std::string> names;
+    for (const std::string& name : formula.inputs) {
+        if (op_case.has(name)) {
+            names.push_back(name);
+        }
+    }
+    const auto indexed = [&](int index) {
+        return fmt::format("{}.{}", formula.indexed_inputs, index);
+    };
+    for (int i = 0; !formula.indexed_inputs.empty() && op_case.has(indexed(i)); ++i) {
+        names.push_back(indexed(i));
+    }
+    return names;
+}
+
 // L = sum over outputs of <output, upstream gradient>, for the outputs that have one.
 Results run_formula(const OpFormula& formula, const OpCase& op_case, const OpRun& run) {
     NamedTensors inputs;
-    for (const std::string& name : formula.inputs) {
-        if (op_case.has(name)) {
-            inputs[name] = in_run(op_case.read(name), run).requires_grad_(true);
-        }
+    for (const std::string& name : input_names(formula, op_case)) {
+        inputs[name] = in_run(op_case.read(name), run).requires_grad_(true);
     }
     Results results{.outputs = formula.run(inputs, op_case), .gradients = {}};
     std::vector<at::Tensor> roots;
@@ -93,10 +109,10 @@ Results run_formula(const OpFormula& formula, const OpCase& op_case, const OpRun
     return results;
 }
 
-std::vector<std::string> known_names(const OpFormula& formula) {
+std::vector<std::string> known_names(const OpFormula& formula, const OpCase& op_case) {
     std::vector<std::string> names = formula.others;
-    for (const auto* list : {&formula.inputs, &formula.outputs}) {
-        for (const std::string& name : *list) {
+    for (const auto& list : {input_names(formula, op_case), formula.outputs}) {
+        for (const std::string& name : list) {
             names.push_back(name);
             names.push_back("d" + name);
         }
@@ -124,11 +140,14 @@ void compare_formula(const OpFormula& formula,
                      const OpCase& op_case,
                      const OpRun& run,
                      Report& report) {
-    op_case.check_names(known_names(formula));
+    op_case.check_names(known_names(formula, op_case));
     const Results results = run_formula(formula, op_case, run);
     const std::int64_t head_dim = run.bf16 ? formula.head_dim : -1;
     const double output_bar = run.reference ? kReferenceBar : run.bf16 ? kBf16Bar : kOutputBar;
-    const double gradient_bar = run.reference ? kReferenceBar : run.bf16 ? kBf16Bar : kGradientBar;
+    const double fp32_gradient_bar = op_case.has("aux") ? kAuxGradientBar : kGradientBar;
+    const double gradient_bar = run.reference ? kReferenceBar
+                                : run.bf16    ? kBf16Bar
+                                              : fp32_gradient_bar;
     for (const std::string& name : formula.outputs) {
         if (op_case.has(name)) {
             add_comparison(name, results.outputs.at(name), op_case.read(name), head_dim, output_bar,
@@ -161,9 +180,6 @@ std::vector<std::string> known_operators() {
 int verify_op(const VerifyOpOptions& options) {
     const OpRun run = check_run(options);
     const auto formula = op_formulas().find(options.op);
-    if (options.op == "moe") {
-        throw UsageError("verify op moe: a mixture of experts is not built yet");
-    }
     if (options.op != "gdn" && formula == op_formulas().end()) {
         throw UsageError(fmt::format("unknown operator '{}': did you mean {}? (known: {})",
                                      options.op, nearest_word(options.op, known_operators()),

@@ -17,6 +17,7 @@
 #include "hcp/session.h"
 #include "hybridcp/error.h"
 #include "model/safetensors.h"
+#include "train/model_setup.h"
 #include "train/trainer.h"
 
 namespace hybridcp::cli {
@@ -78,6 +79,10 @@ Curve train_once(Recipe recipe, const Mesh& mesh, const std::string& folder) {
 }
 
 Curve train_alone(Recipe recipe, const std::string& folder) {
+    if (recipe_model_config(recipe.model).has_experts()) {
+        // The load-balancing loss is one of each micro-batch over all ranks (docs/moe.md).
+        recipe.train.micro_batch_size *= recipe.train.accelerator.dp;
+    }
     recipe.train.accelerator.dp = 1;
     recipe.train.accelerator.cp = 1;
     return train_once(recipe, one_rank_mesh(recipe.train.accelerator.device), folder);

@@ -35,7 +35,8 @@ struct Recording {
     AdamWOptions optimizer;
     ScheduleOptions schedule;
     double grad_clip = 0.0;
-    at::Tensor tokens;  // [steps rows row_length + 1]
+    double router_aux_loss_coef = 0.0;  // 0 of a dense model
+    at::Tensor tokens;                  // [steps rows row_length + 1]
 };
 
 Recording read_recording(const std::string& folder) {
@@ -46,10 +47,7 @@ Recording read_recording(const std::string& folder) {
         recording.rows = manifest.at("batch").get<std::int64_t>();
         recording.row_length = manifest.at("seq_len").get<std::int64_t>();
         recording.steps = manifest.at("steps").get<std::int64_t>();
-        if (manifest.at("router_aux_loss_coef").get<double>() != 0.0) {
-            throw UsageError(
-                fmt::format("{} is a run of a mixture of experts, which is not built yet", path));
-        }
+        recording.router_aux_loss_coef = manifest.at("router_aux_loss_coef").get<double>();
         const nlohmann::json& optimizer = manifest.at("optimizer");
         recording.optimizer = {.betas = {optimizer.at("betas").at(0).get<double>(),
                                          optimizer.at("betas").at(1).get<double>()},
@@ -75,6 +73,19 @@ Recording read_recording(const std::string& folder) {
     return recording;
 }
 
+/// The model that the run starts from, with the run's weight of the load-balancing loss.
+ModelConfig read_run_config(const VerifyTrajectoryOptions& options, const Recording& recording) {
+    ModelConfig config = read_model_config(options.model_folder);
+    if (!config.has_experts() && recording.router_aux_loss_coef != 0.0) {
+        throw UsageError(
+            fmt::format("{} is a run of a model with experts, {} has none: give the "
+                        "model that the run starts from",
+                        options.folder, options.model_folder));
+    }
+    config.router_aux_loss_coef = recording.router_aux_loss_coef;
+    return config;
+}
+
 /// The rows of step `step` that this dp rank takes, as one micro-batch.
 std::vector<TokenBatch> batches_of_step(const Recording& recording,
                                         std::int64_t step,
@@ -90,7 +101,8 @@ std::vector<TokenBatch> batches_of_step(const Recording& recording,
 }
 
 struct Trace {
-    std::vector<double> loss, grad_norm, lr;
+    std::vector<double> loss, ce_loss, grad_norm, lr;
+    std::vector<double> aux_loss = {};  // of a model with experts
 };
 
 Trace train(const Recording& recording,
@@ -102,7 +114,12 @@ Trace train(const Recording& recording,
     for (std::int64_t step = 0; step < recording.steps; ++step) {
         mesh.set_step(step);
         const auto batches = batches_of_step(recording, step, *mesh.dp);
-        trace.loss.push_back(forward_backward(model, batches, parallel, mesh).loss);
+        const StepLoss loss = forward_backward(model, batches, parallel, mesh);
+        trace.loss.push_back(loss.loss);
+        trace.ce_loss.push_back(loss.ce_loss);
+        if (loss.aux_loss) {
+            trace.aux_loss.push_back(*loss.aux_loss);
+        }
         trace.grad_norm.push_back(clip_gradients(model.parameters(), recording.grad_clip));
         trace.lr.push_back(learning_rate_at(recording.schedule, step));
         optimizer.step(trace.lr.back());
@@ -132,6 +149,14 @@ void add_curve(const std::string& name,
                 .error = worst,
                 .bar = bar,
                 .where = fmt::format("step {}", worst_step)});
+}
+
+void add_losses(const Trace& trace, const SafetensorsFile& file, Report& report) {
+    add_curve("loss", trace.loss, file.read("loss"), kLossBar, false, report);
+    if (!trace.aux_loss.empty()) {
+        add_curve("ce_loss", trace.ce_loss, file.read("ce_loss"), kLossBar, false, report);
+        add_curve("aux_loss", trace.aux_loss, file.read("aux_loss"), kLossBar, false, report);
+    }
 }
 
 /// |final - expected| / |expected - start|, of all parameters and of each.
@@ -185,7 +210,7 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
     }
     const ParallelOptions& accelerator = recipe.train.accelerator;
     select_device(accelerator.device, environment);
-    const ModelConfig config = read_model_config(options.model_folder);
+    const ModelConfig config = read_run_config(options, recording);
     const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
     const SafetensorsFile trace_file(file_in(options.folder, "trace.safetensors"));
     const SafetensorsFile final_file(file_in(options.folder, "final.safetensors"));
@@ -204,7 +229,7 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
     return session.conclude([&] {
         Report report(
             fmt::format("{}, {} steps: {}", options.folder, recording.steps, describe_run(recipe)));
-        add_curve("loss", trace.loss, trace_file.read("loss"), kLossBar, false, report);
+        add_losses(trace, trace_file, report);
         add_curve("grad_norm", trace.grad_norm, trace_file.read("grad_norm"), kGradientNormBar,
                   true, report);
         add_curve("lr", trace.lr, trace_file.read("lr"), kRateBar, true, report);

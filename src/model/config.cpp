@@ -12,6 +12,8 @@ using Json = nlohmann::json;
 
 constexpr const char* kLinearName = "linear_attention";
 constexpr const char* kFullName = "full_attention";
+constexpr const char* kDenseType = "qwen3_5_text";
+constexpr const char* kMoeType = "qwen3_5_moe_text";
 constexpr std::int64_t kLargestLayerCount = 10000;  // beyond it the file is damaged
 
 /// Typed access to one JSON object; errors name file and key. A null counts as absent, as in
@@ -83,6 +85,11 @@ class Section {
     std::string where_;
 };
 
+/// Whether model_type is one with experts. `qwen3_5` and `qwen3_5_moe` stand in flat files.
+bool is_moe_type(const Section& text) {
+    return text.text_or("model_type", kDenseType).starts_with("qwen3_5_moe");
+}
+
 /// Features that change the numbers and that this model does not compute.
 void refuse_unsupported(const Section& text) {
     const auto require = [&](const char* key, const std::string& value,
@@ -92,15 +99,23 @@ void refuse_unsupported(const Section& text) {
                                          key, value, supported));
         }
     };
-    const std::string model_type = text.text_or("model_type", "qwen3_5_text");
-    if (model_type.starts_with("qwen3_5_moe") || text.number_or("num_experts", 0) > 0) {
-        throw UsageError(
-            fmt::format("{}: mixture of experts is not built yet (model_type {}): "
-                        "choose a dense model",
-                        text.where(), model_type));
-    }
-    if (model_type != "qwen3_5") {
-        require("model_type", model_type, "qwen3_5_text");
+    const std::string model_type = text.text_or("model_type", kDenseType);
+    if (is_moe_type(text)) {
+        if (model_type != "qwen3_5_moe") {
+            require("model_type", model_type, kMoeType);
+        }
+        // Keys of older classes; here every layer has experts and weights are renormalised.
+        require("mlp_only_layers",
+                text.has("mlp_only_layers") ? text.at("mlp_only_layers").dump() : "[]", "[]");
+        require("decoder_sparse_step", fmt::format("{}", text.number_or("decoder_sparse_step", 1)),
+                "1");
+        require("norm_topk_prob", text.flag_or("norm_topk_prob", true) ? "true" : "false", "true");
+    } else {
+        if (model_type != "qwen3_5") {
+            require("model_type", model_type, kDenseType);
+        }
+        require("num_experts (of a dense model_type)",
+                fmt::format("{}", text.number_or("num_experts", 0)), "0");
     }
     require("hidden_act", text.text_or("hidden_act", "silu"), "silu");
     require("attention_bias", text.flag_or("attention_bias", false) ? "true" : "false", "false");
@@ -162,6 +177,22 @@ void read_rope(const Section& text, ModelConfig& config) {
     config.partial_rotary_factor = text.number_or("partial_rotary_factor", 0.25);
 }
 
+void read_feed_forward(const Section& text, ModelConfig& config) {
+    if (!is_moe_type(text)) {
+        config.intermediate_size = text.positive("intermediate_size");
+        return;
+    }
+    config.num_experts = text.positive("num_experts");
+    config.num_experts_per_tok = text.positive("num_experts_per_tok");
+    config.moe_intermediate_size = text.positive("moe_intermediate_size");
+    config.shared_expert_intermediate_size = text.positive("shared_expert_intermediate_size");
+    config.router_aux_loss_coef = text.number_or("router_aux_loss_coef", 0.001);
+    if (config.num_experts_per_tok > config.num_experts) {
+        text.fail("num_experts_per_tok", config.num_experts_per_tok,
+                  fmt::format("at most num_experts = {}", config.num_experts));
+    }
+}
+
 void check_consistent(const ModelConfig& config, const std::string& where) {
     const auto divides = [&](const char* a_name, std::int64_t a, const char* b_name,
                              std::int64_t b) {
@@ -195,6 +226,18 @@ Json parse_json_file(const std::string& path) {
     }
 }
 
+Json feed_forward_keys(const ModelConfig& config) {
+    if (!config.has_experts()) {
+        return {{"intermediate_size", config.intermediate_size}};
+    }
+    return {{"num_experts", config.num_experts},
+            {"num_experts_per_tok", config.num_experts_per_tok},
+            {"moe_intermediate_size", config.moe_intermediate_size},
+            {"shared_expert_intermediate_size", config.shared_expert_intermediate_size},
+            {"output_router_logits", false},
+            {"router_aux_loss_coef", config.router_aux_loss_coef}};
+}
+
 }  // namespace
 
 std::int64_t ModelConfig::conv_channels() const {
@@ -222,7 +265,7 @@ ModelConfig read_model_config(const std::string& folder) {
     ModelConfig config;
     config.vocab_size = text.positive("vocab_size");
     config.hidden_size = text.positive("hidden_size");
-    config.intermediate_size = text.positive("intermediate_size");
+    read_feed_forward(text, config);
     config.layer_types = read_layer_types(text);
     config.num_attention_heads = text.positive("num_attention_heads");
     config.num_key_value_heads = text.positive("num_key_value_heads");
@@ -258,35 +301,36 @@ void write_model_config(const ModelConfig& config,
                     {"partial_rotary_factor", config.partial_rotary_factor},
                     {"mrope_interleaved", true},
                     {"mrope_section", {(pairs + 2) / 3, (pairs + 1) / 3, pairs / 3}}};
-    const Json json{{"architectures", Json::array({"Qwen3_5ForCausalLM"})},
-                    {"model_type", "qwen3_5_text"},
-                    {"dtype", dtype == at::kBFloat16 ? "bfloat16" : "float32"},
-                    {"attention_bias", false},
-                    {"attention_dropout", 0.0},
-                    {"bos_token_id", nullptr},
-                    {"eos_token_id", nullptr},
-                    {"pad_token_id", nullptr},
-                    {"hidden_act", "silu"},
-                    {"use_cache", true},
-                    {"vocab_size", config.vocab_size},
-                    {"hidden_size", config.hidden_size},
-                    {"intermediate_size", config.intermediate_size},
-                    {"num_hidden_layers", config.num_layers()},
-                    {"layer_types", layer_types},
-                    {"num_attention_heads", config.num_attention_heads},
-                    {"num_key_value_heads", config.num_key_value_heads},
-                    {"head_dim", config.head_dim},
-                    {"linear_num_key_heads", config.linear_num_key_heads},
-                    {"linear_num_value_heads", config.linear_num_value_heads},
-                    {"linear_key_head_dim", config.linear_key_head_dim},
-                    {"linear_value_head_dim", config.linear_value_head_dim},
-                    {"linear_conv_kernel_dim", config.linear_conv_kernel_dim},
-                    {"max_position_embeddings", config.max_position_embeddings},
-                    {"rms_norm_eps", config.rms_norm_eps},
-                    {"partial_rotary_factor", config.partial_rotary_factor},
-                    {"rope_parameters", rope},
-                    {"initializer_range", config.initializer_range},
-                    {"tie_word_embeddings", config.tie_word_embeddings}};
+    Json json{{"architectures", Json::array({config.has_experts() ? "Qwen3_5MoeForCausalLM"
+                                                                  : "Qwen3_5ForCausalLM"})},
+              {"model_type", config.has_experts() ? kMoeType : kDenseType},
+              {"dtype", dtype == at::kBFloat16 ? "bfloat16" : "float32"},
+              {"attention_bias", false},
+              {"attention_dropout", 0.0},
+              {"bos_token_id", nullptr},
+              {"eos_token_id", nullptr},
+              {"pad_token_id", nullptr},
+              {"hidden_act", "silu"},
+              {"use_cache", true},
+              {"vocab_size", config.vocab_size},
+              {"hidden_size", config.hidden_size},
+              {"num_hidden_layers", config.num_layers()},
+              {"layer_types", layer_types},
+              {"num_attention_heads", config.num_attention_heads},
+              {"num_key_value_heads", config.num_key_value_heads},
+              {"head_dim", config.head_dim},
+              {"linear_num_key_heads", config.linear_num_key_heads},
+              {"linear_num_value_heads", config.linear_num_value_heads},
+              {"linear_key_head_dim", config.linear_key_head_dim},
+              {"linear_value_head_dim", config.linear_value_head_dim},
+              {"linear_conv_kernel_dim", config.linear_conv_kernel_dim},
+              {"max_position_embeddings", config.max_position_embeddings},
+              {"rms_norm_eps", config.rms_norm_eps},
+              {"partial_rotary_factor", config.partial_rotary_factor},
+              {"rope_parameters", rope},
+              {"initializer_range", config.initializer_range},
+              {"tie_word_embeddings", config.tie_word_embeddings}};
+    json.update(feed_forward_keys(config));
     write_file_atomically(folder + "/config.json", json.dump(2) + "\n");
 }
 

@@ -12,7 +12,6 @@
 #include "hybridcp/model.h"
 #include "kernels/gdn/gate.h"
 #include "kernels/linear/linear.h"
-#include "kernels/mlp/swiglu.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "model/checkpoint_names.h"
@@ -186,14 +185,18 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
         const Sharded mixed = is_linear ? linear_mixer(mixer_input, layer, context)
                                         : full_attention(mixer_input, layer, rotary, context);
         hidden = hidden.with(hidden.local + convert(mixed, hidden.layout, context).local);
-        hidden = hidden.with(hidden.local + swiglu(norm("post_attention_layernorm.weight").local,
-                                                   weight(layer, "mlp.gate_proj.weight"),
-                                                   weight(layer, "mlp.up_proj.weight"),
-                                                   weight(layer, "mlp.down_proj.weight")));
+        const at::Tensor fed = feed_forward(norm("post_attention_layernorm.weight").local, layer,
+                                            keep_per_layer, result);
+        hidden = hidden.with(hidden.local + fed);
         if (keep_per_layer) {
             const at::NoGradGuard no_grad;
-            result.per_layer.push_back(
-                convert(hidden.with(hidden.local.detach()), stream_layout, context).local);
+            const auto in_stream = [&](const at::Tensor& local) {
+                return convert(hidden.with(local.detach()), stream_layout, context).local;
+            };
+            result.per_layer.push_back(in_stream(hidden.local));
+            if (config_.num_experts > 0) {
+                result.router_logits.back() = in_stream(result.router_logits.back());
+            }
         }
     }
     hidden = convert(hidden, stream_layout, context);

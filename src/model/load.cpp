@@ -82,6 +82,25 @@ struct Location {
     std::string stored_name;
 };
 
+/// Where one parameter is stored: whole, or (experts) in pieces.
+struct Sources {
+    std::optional<Location> whole = std::nullopt;
+    std::map<std::pair<std::int64_t, ExpertPart>, Location> pieces = {};
+
+    /// False when it, or that piece of it, has a source already.
+    bool add(const CheckpointName& name, const Location& location) {
+        if (whole || (!name.expert && !pieces.empty())) {
+            return false;
+        }
+        if (name.expert) {
+            return pieces.emplace(std::pair(name.expert->expert, name.expert->part), location)
+                .second;
+        }
+        whole = location;
+        return true;
+    }
+};
+
 struct SkippedCounts {
     std::int64_t vision = 0;
     std::int64_t multi_token_prediction = 0;
@@ -111,27 +130,29 @@ std::set<std::string> parameter_names(const ModelConfig& config) {
 
 /// Where each parameter of `config` is stored. Errors: FormatError for a surplus or repeated
 /// tensor.
-std::map<std::string, Location> locate_parameters(const Files& files,
-                                                  const ModelConfig& config,
-                                                  ModelConfig folder_config,
-                                                  SkippedCounts& skipped) {
+std::map<std::string, Sources> locate_parameters(const Files& files,
+                                                 const ModelConfig& config,
+                                                 ModelConfig folder_config,
+                                                 SkippedCounts& skipped) {
     const std::set<std::string> wanted = parameter_names(config);
     folder_config.tie_word_embeddings = false;  // some exports store the tied head too
     const std::set<std::string> known = parameter_names(folder_config);
-    std::map<std::string, Location> located;
+    std::map<std::string, Sources> located;
     for (const auto& file : files) {
         for (const auto& [stored_name, entry] : file->entries()) {
             const CheckpointName name = parse_checkpoint_name(stored_name);
+            const bool is_surplus_expert =
+                name.expert && name.expert->expert >= folder_config.num_experts;
             if (name.part == CheckpointPart::kVision) {
                 ++skipped.vision;
             } else if (name.part == CheckpointPart::kMultiTokenPrediction) {
                 ++skipped.multi_token_prediction;
-            } else if (wanted.count(name.parameter) != 0) {
-                if (!located.emplace(name.parameter, Location{file.get(), stored_name}).second) {
+            } else if (!is_surplus_expert && wanted.count(name.parameter) != 0) {
+                if (!located[name.parameter].add(name, {file.get(), stored_name})) {
                     throw FormatError(fmt::format("{}: parameter {} is stored twice", file->path(),
                                                   name.parameter));
                 }
-            } else if (known.count(name.parameter) != 0) {
+            } else if (!is_surplus_expert && known.count(name.parameter) != 0) {
                 ++skipped.unused;
             } else {
                 throw FormatError(
@@ -144,22 +165,51 @@ std::map<std::string, Location> locate_parameters(const Files& files,
     return located;
 }
 
-at::Tensor read_parameter(const Location& location,
-                          const ParameterShape& expected,
-                          const at::Device& device) {
+/// A tensor in fp32. Errors: FormatError for another shape or no floating-point dtype.
+at::Tensor read_tensor(const Location& location, const std::vector<std::int64_t>& shape) {
     const SafetensorsFile::Entry& entry = location.file->entries().at(location.stored_name);
     const std::string where =
         fmt::format("{}: tensor {}", location.file->path(), location.stored_name);
-    if (entry.shape != expected.shape) {
+    if (entry.shape != shape) {
         throw FormatError(fmt::format("{} has shape [{}], the configuration needs [{}]", where,
-                                      fmt::join(entry.shape, ", "),
-                                      fmt::join(expected.shape, ", ")));
+                                      fmt::join(entry.shape, ", "), fmt::join(shape, ", ")));
     }
     if (!at::isFloatingType(entry.dtype)) {
         throw FormatError(fmt::format("{} has dtype {}, a parameter needs a floating-point one",
                                       where, at::toString(entry.dtype)));
     }
-    return location.file->read(location.stored_name).to(at::kFloat).to(device).requires_grad_(true);
+    return location.file->read(location.stored_name).to(at::kFloat);
+}
+
+[[noreturn]] void fail_on_missing(const std::string& folder,
+                                  const std::string& name,
+                                  const std::vector<std::int64_t>& shape) {
+    throw FormatError(fmt::format("{}: tensor {} [{}] is missing from the weights", folder, name,
+                                  fmt::join(shape, ", ")));
+}
+
+/// A fused parameter of the experts from its pieces: gate rows first, then up rows.
+at::Tensor read_pieces(const std::string& folder,
+                       const Sources& sources,
+                       const ParameterShape& expected) {
+    at::Tensor value = at::empty(expected.shape, at::TensorOptions().dtype(at::kFloat));
+    const bool is_down = sources.pieces.begin()->first.second == ExpertPart::kDown;
+    const std::vector<ExpertPart> parts =
+        is_down ? std::vector{ExpertPart::kDown} : std::vector{ExpertPart::kGate, ExpertPart::kUp};
+    const auto num_parts = static_cast<std::int64_t>(parts.size());
+    const std::int64_t rows = expected.shape[1] / num_parts;
+    const std::vector<std::int64_t> shape{rows, expected.shape[2]};
+    for (std::int64_t expert = 0; expert < expected.shape[0]; ++expert) {
+        for (std::int64_t i = 0; i < num_parts; ++i) {
+            const ExpertPart part = parts[static_cast<std::size_t>(i)];
+            const auto found = sources.pieces.find({expert, part});
+            if (found == sources.pieces.end()) {
+                fail_on_missing(folder, single_expert_name(expected.name, {expert, part}), shape);
+            }
+            value[expert].narrow(0, i * rows, rows).copy_(read_tensor(found->second, shape));
+        }
+    }
+    return value;
 }
 
 }  // namespace
@@ -176,10 +226,12 @@ std::vector<NamedParameter> load_parameters(const std::string& folder,
     for (const ParameterShape& expected : parameter_shapes(config)) {
         const auto found = located.find(expected.name);
         if (found == located.end()) {
-            throw FormatError(fmt::format("{}: tensor {} [{}] is missing from the weights", folder,
-                                          expected.name, fmt::join(expected.shape, ", ")));
+            fail_on_missing(folder, expected.name, expected.shape);
         }
-        parameters.push_back({expected.name, read_parameter(found->second, expected, device)});
+        const Sources& sources = found->second;
+        const at::Tensor value = sources.whole ? read_tensor(*sources.whole, expected.shape)
+                                               : read_pieces(folder, sources, expected);
+        parameters.push_back({expected.name, value.to(device).requires_grad_(true)});
     }
     if (skipped != nullptr) {
         *skipped = counts.line();

@@ -1,5 +1,5 @@
-// The dense sizes of the Qwen3.5 family (released text towers) and `tiny`, small enough to train on
-// a laptop.
+// The eight sizes of the Qwen3.5 family (released text towers), and `tiny` and `tiny-moe`, small
+// enough to train on a laptop.
 #include <fmt/ranges.h>
 
 #include <array>
@@ -29,15 +29,23 @@ struct ReleasedSize {
     std::int64_t kv_heads;
     std::int64_t linear_value_heads;
     bool tied;
+    std::int64_t num_experts;  // 0: dense
+    std::int64_t num_experts_per_tok;
+    std::int64_t expert_size;  // of the routed experts and of the shared one
 };
 
-constexpr std::array<ReleasedSize, 5> kReleasedSizes{{
-    {"qwen3_5-0.8b", 1024, 3584, 24, 8, 2, 16, true},
-    {"qwen3_5-2b", 2048, 6144, 24, 8, 2, 16, true},
-    {"qwen3_5-4b", 2560, 9216, 32, 16, 4, 32, true},
-    {"qwen3_5-9b", 4096, 12288, 32, 16, 4, 32, false},
-    {"qwen3_5-27b", 5120, 17408, 64, 24, 4, 48, false},
+constexpr std::array<ReleasedSize, 8> kReleasedSizes{{
+    {"qwen3_5-0.8b", 1024, 3584, 24, 8, 2, 16, true, 0, 0, 0},
+    {"qwen3_5-2b", 2048, 6144, 24, 8, 2, 16, true, 0, 0, 0},
+    {"qwen3_5-4b", 2560, 9216, 32, 16, 4, 32, true, 0, 0, 0},
+    {"qwen3_5-9b", 4096, 12288, 32, 16, 4, 32, false, 0, 0, 0},
+    {"qwen3_5-27b", 5120, 17408, 64, 24, 4, 48, false, 0, 0, 0},
+    {"qwen3_5-35b-a3b", 2048, 0, 40, 16, 2, 32, false, 256, 8, 512},
+    {"qwen3_5-122b-a10b", 3072, 0, 48, 32, 2, 64, false, 256, 8, 1024},
+    {"qwen3_5-397b-a17b", 4096, 0, 60, 32, 2, 64, false, 512, 10, 1024},
 }};
+
+constexpr double kReleasedAuxLossCoefficient = 0.001;
 
 ModelConfig released_config(const ReleasedSize& size) {
     ModelConfig config;
@@ -53,6 +61,13 @@ ModelConfig released_config(const ReleasedSize& size) {
     config.linear_key_head_dim = 128;
     config.linear_value_head_dim = 128;
     config.tie_word_embeddings = size.tied;
+    if (size.num_experts > 0) {
+        config.num_experts = size.num_experts;
+        config.num_experts_per_tok = size.num_experts_per_tok;
+        config.moe_intermediate_size = size.expert_size;
+        config.shared_expert_intermediate_size = size.expert_size;
+        config.router_aux_loss_coef = kReleasedAuxLossCoefficient;
+    }
     return config;
 }
 
@@ -73,13 +88,28 @@ ModelConfig tiny_config() {
     return config;
 }
 
+// 1.7 M parameters, of which a token uses 1.1 M.
+ModelConfig tiny_moe_config() {
+    ModelConfig config = tiny_config();
+    config.intermediate_size = 0;
+    config.num_experts = 8;
+    config.num_experts_per_tok = 2;
+    config.moe_intermediate_size = 96;
+    config.shared_expert_intermediate_size = 96;
+    config.router_aux_loss_coef = kReleasedAuxLossCoefficient;
+    return config;
+}
+
 }  // namespace
 
 ModelConfig preset_model_config(const std::string& name) {
     if (name == "tiny") {
         return tiny_config();
     }
-    std::vector<std::string> known{"tiny"};
+    if (name == "tiny-moe") {
+        return tiny_moe_config();
+    }
+    std::vector<std::string> known{"tiny", "tiny-moe"};
     for (const ReleasedSize& size : kReleasedSizes) {
         if (name == size.name) {
             return released_config(size);

@@ -46,12 +46,15 @@ std::string to_json_line(const StepMetrics& metrics, const MemoryUse& memory) {
     nlohmann::ordered_json line;
     line["step"] = metrics.step;
     line["loss"] = metrics.loss;
-    if (metrics.bits_per_byte) {
-        line["bits_per_byte"] = *metrics.bits_per_byte;
-    }
-    if (metrics.validation_loss) {
-        line["validation_loss"] = *metrics.validation_loss;
-    }
+    const auto add_if_known = [&](const char* key, const std::optional<double>& value) {
+        if (value) {
+            line[key] = *value;
+        }
+    };
+    add_if_known("ce_loss", metrics.ce_loss);
+    add_if_known("aux_loss", metrics.aux_loss);
+    add_if_known("bits_per_byte", metrics.bits_per_byte);
+    add_if_known("validation_loss", metrics.validation_loss);
     line["grad_norm"] = metrics.grad_norm;
     line["learning_rate"] = metrics.learning_rate;
     line["tokens"] = metrics.num_tokens;

@@ -16,7 +16,9 @@ namespace hybridcp {
 struct StepMetrics {
     std::int64_t step = 0;  // finished updates, from 1
     double loss = 0.0;
-    std::optional<double> bits_per_byte = std::nullopt;  // loss / ln 2, with the byte tokenizer
+    std::optional<double> ce_loss = std::nullopt;  // the two parts of it, of a model with experts
+    std::optional<double> aux_loss = std::nullopt;
+    std::optional<double> bits_per_byte = std::nullopt;  // ce_loss / ln 2, with the byte tokenizer
     double grad_norm = 0.0;                              // before clipping
     double learning_rate = 0.0;
     std::int64_t num_tokens = 0;  // of all ranks

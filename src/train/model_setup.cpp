@@ -7,7 +7,24 @@ namespace hybridcp {
 ModelConfig recipe_model_config(const ModelRecipe& recipe) {
     ModelConfig config =
         recipe.path ? read_model_config(*recipe.path) : preset_model_config(recipe.preset.value());
-    return recipe.num_layers ? with_num_layers(std::move(config), *recipe.num_layers) : config;
+    if (recipe.num_layers) {
+        config = with_num_layers(std::move(config), *recipe.num_layers);
+    }
+    return with_router_aux_loss_coef(std::move(config), recipe.router_aux_loss_coef);
+}
+
+ModelConfig with_router_aux_loss_coef(ModelConfig config,
+                                      const std::optional<double>& coefficient) {
+    if (!coefficient) {
+        return config;
+    }
+    if (!config.has_experts()) {
+        throw UsageError(
+            "model.router_aux_loss_coef would be ignored, because the model has no experts: "
+            "leave it out or set it to null");
+    }
+    config.router_aux_loss_coef = *coefficient;
+    return config;
 }
 
 at::ScalarType compute_dtype_of(const std::string& dtype) {

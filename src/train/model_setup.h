@@ -8,8 +8,13 @@
 
 namespace hybridcp {
 
-/// The configuration of model.path or model.preset, cut to model.num_layers.
+/// The configuration of model.path or model.preset, cut to model.num_layers, with
+/// model.router_aux_loss_coef. Errors: UsageError when that is given for a dense model.
 [[nodiscard]] ModelConfig recipe_model_config(const ModelRecipe& recipe);
+/// `config` with the weight of the load-balancing loss replaced, where one is given. Errors:
+/// UsageError when the model has no experts.
+[[nodiscard]] ModelConfig with_router_aux_loss_coef(ModelConfig config,
+                                                    const std::optional<double>& coefficient);
 /// at::kFloat or at::kBFloat16.
 [[nodiscard]] at::ScalarType compute_dtype_of(const std::string& dtype);
 

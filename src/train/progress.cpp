@@ -29,6 +29,9 @@ std::string Progress::describe(const StepMetrics& metrics) const {
         seconds / std::max(done, 1.0) * static_cast<double>(options_.total_steps - metrics.step);
     std::string text =
         fmt::format("step {}/{}  loss {:.4f}", metrics.step, options_.total_steps, metrics.loss);
+    if (metrics.aux_loss) {
+        text += fmt::format("  aux {:.3f}", *metrics.aux_loss);
+    }
     if (metrics.bits_per_byte) {
         text += fmt::format("  {:.3f} bits/byte", *metrics.bits_per_byte);
     }

@@ -18,6 +18,8 @@ struct ModelRecipe {
     std::optional<std::string> preset = "tiny";             // unless path is given
     std::optional<std::int64_t> num_layers = std::nullopt;  // the first N
     std::string dtype = "bf16";                             // compute: bf16 | fp32
+    // Weight of the load-balancing loss of a model with experts; none: the model's own.
+    std::optional<double> router_aux_loss_coef = std::nullopt;
 };
 
 struct DataRecipe {

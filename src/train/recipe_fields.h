@@ -42,6 +42,7 @@ void visit_model(Visitor& visitor, ModelRecipe& model) {
     visitor.field("preset", model.preset, Rule{});
     visitor.field("num_layers", model.num_layers, at_least(1));
     visitor.field("dtype", model.dtype, one_of({"bf16", "fp32"}));
+    visitor.field("router_aux_loss_coef", model.router_aux_loss_coef, at_least(0));
 }
 
 template <typename Visitor>

@@ -10,6 +10,7 @@
 #include "ops/batch_plan.h"
 #include "ops/context_parallel.h"
 #include "train/gradient_reduction.h"
+#include "train/router_balance.h"
 
 namespace hybridcp {
 
@@ -119,25 +120,32 @@ class StepRun {
         return {.group = mesh_.cp.get(), .plan = &shard.plan, .parallel = parallel_};
     }
 
-    /// The global mean loss. With `backward`, gradients of this rank's part are left in the
-    /// parameters.
-    [[nodiscard]] double mean_loss(std::int64_t num_labels, bool backward) const {
-        const double scale = num_labels > 0 ? 1.0 / static_cast<double>(num_labels) : 0.0;
+    /// Fills in the global losses of `result`, which has the label count. With `backward`,
+    /// gradients of this rank's part are left in the parameters.
+    void add_losses(StepLoss& result, bool backward) const {
+        const double scale =
+            result.num_labels > 0 ? 1.0 / static_cast<double>(result.num_labels) : 0.0;
         at::Tensor total = at::zeros({}, at::TensorOptions(device()).dtype(at::kDouble));
+        RouterBalance balance(model_, static_cast<std::int64_t>(micro_batches_.size()),
+                              *mesh_.world);
         for (const TokenBatch& batch : micro_batches_) {
             const Shard shard = make_shard(batch);
-            const at::Tensor hidden = model_.forward(shard.token_ids, context(shard)).hidden;
+            const ForwardResult forward = model_.forward(shard.token_ids, context(shard));
             const at::Tensor loss_sum =
-                cross_entropy_lm_head(hidden, model_.head_weight(), shard.targets).loss_sum;
+                cross_entropy_lm_head(forward.hidden, model_.head_weight(), shard.targets).loss_sum;
+            const at::Tensor d_probability_sums = balance.add(forward);
             if (backward) {
-                loss_sum.backward(at::full_like(loss_sum, scale));
+                run_backward(loss_sum, scale, forward, d_probability_sums);
             }
             total += loss_sum.detach().to(at::kDouble);
         }
+        result.aux_loss = balance.finish();
         if (mesh_.world->size() > 1) {
             mesh_.world->all_reduce_sum("loss", total);
         }
-        return total.item<double>() * scale;
+        result.ce_loss = total.item<double>() * scale;
+        result.loss =
+            result.ce_loss + model_.config().router_aux_loss_coef * result.aux_loss.value_or(0.0);
     }
 
     /// Throws, on every rank alike, the NumericsError of a loss that is not finite.
@@ -269,7 +277,7 @@ StepLoss forward_backward(const HybridModel& model,
     const StepRun run(model, micro_batches, parallel, mesh);
     run.agree();
     StepLoss result = run.count_labels();
-    result.loss = run.mean_loss(result.num_labels, true);
+    run.add_losses(result, true);
     if (!std::isfinite(result.loss)) {
         run.fail_on_loss(result.loss);
     }
@@ -291,7 +299,7 @@ StepLoss forward_only(const HybridModel& model,
     const StepRun run(model, micro_batches, parallel, mesh);
     run.agree();
     StepLoss result = run.count_labels();
-    result.loss = run.mean_loss(result.num_labels, false);
+    run.add_losses(result, false);
     if (!std::isfinite(result.loss)) {
         run.fail_on_loss(result.loss);
     }

@@ -1,11 +1,12 @@
 // One optimizer step's forward and backward over the mesh: shards batches, sums losses and
 // gradients so that the result is (sum of token losses) / (label count of all micro-batches and
-// ranks), whatever the split.
+// ranks), whatever the split; with experts, plus the weighted load-balancing loss.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,11 @@ struct TokenBatch {
                                      Group& cp_group);
 
 struct StepLoss {
-    double loss = 0.0;            // global mean over valid targets; 0 without any
+    double loss = 0.0;     // what is differentiated: ce_loss + router_aux_loss_coef * aux_loss
+    double ce_loss = 0.0;  // global mean over valid targets; 0 without any
+    // Load-balancing loss of a model with experts over all tokens of all ranks, mean over
+    // micro-batches (train/router_balance.h).
+    std::optional<double> aux_loss = std::nullopt;
     std::int64_t num_labels = 0;  // global
     std::int64_t num_tokens = 0;  // global
 };

@@ -199,16 +199,18 @@ class Trainer {
         return asked.item<std::int64_t>() != 0;
     }
 
-    /// This dp rank's micro-batches of the next global batch.
+    /// This dp rank's micro-batches of the next global batch. All ranks' m-th ones are consecutive
+    /// rows, so that dp ranks see what one rank with dp times the micro-batch size sees.
     [[nodiscard]] std::vector<TokenBatch> next_batches() const {
-        const std::int64_t rows_per_rank = recipe_.train.global_batch_size / parallel_.dp;
-        const std::int64_t first = state_.consumed_rows + mesh_.dp->rank() * rows_per_rank;
+        const std::int64_t size = recipe_.train.micro_batch_size;
         std::vector<Row> rows;
-        rows.reserve(static_cast<std::size_t>(rows_per_rank));
-        for (std::int64_t i = 0; i < rows_per_rank; ++i) {
-            rows.push_back(data_->sample(first + i));
+        for (std::int64_t first = mesh_.dp->rank() * size; first < recipe_.train.global_batch_size;
+             first += parallel_.dp * size) {
+            for (std::int64_t i = 0; i < size; ++i) {
+                rows.push_back(data_->sample(state_.consumed_rows + first + i));
+            }
         }
-        return make_batches(rows, recipe_.train.micro_batch_size);
+        return make_batches(rows, size);
     }
 
     void reset_recorders() const {
@@ -269,14 +271,16 @@ class Trainer {
         metrics.optimizer_seconds =
             metrics.step_seconds - metrics.data_seconds - metrics.forward_backward_seconds;
         metrics.loss = loss.loss;
+        metrics.aux_loss = loss.aux_loss;
+        metrics.ce_loss = loss.aux_loss ? std::optional(loss.ce_loss) : std::nullopt;
         metrics.num_labels = loss.num_labels;
         metrics.num_tokens = loss.num_tokens;
         metrics.traffic = collect_traffic();
         if (report_.is_bytes) {
-            metrics.bits_per_byte = loss.loss / std::numbers::ln2;
+            metrics.bits_per_byte = loss.ce_loss / std::numbers::ln2;
         }
-        report_.first_loss = state_.step == report_.first_step ? loss.loss : report_.first_loss;
-        report_.last_loss = loss.loss;
+        report_.first_loss = state_.step == report_.first_step ? loss.ce_loss : report_.first_loss;
+        report_.last_loss = loss.ce_loss;
         state_.step = number;
         state_.consumed_rows += recipe_.train.global_batch_size;
         num_tokens_ += loss.num_tokens;
@@ -291,7 +295,7 @@ class Trainer {
             rows.push_back(validation_->sample(i));
         }
         const auto batches = make_batches(rows, recipe_.train.micro_batch_size);
-        return forward_only(*model_, batches, parallel_, mesh_).loss;
+        return forward_only(*model_, batches, parallel_, mesh_).ce_loss;
     }
 
     void save() {

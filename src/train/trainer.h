@@ -28,10 +28,10 @@ struct TrainReport {
     std::int64_t first_step = 0;  // updates finished before this run: above 0 when it resumed
     std::int64_t last_step = 0;   // and after it
     bool stopped_early = false;
-    double first_loss = 0.0;  // of this run's steps
+    double first_loss = 0.0;  // of this run's steps: cross-entropy alone
     double last_loss = 0.0;
     bool is_bytes = false;                                 // losses / ln 2 are bits per byte
-    std::optional<double> validation_loss = std::nullopt;  // the last one
+    std::optional<double> validation_loss = std::nullopt;  // the last one, cross-entropy alone
     double tokens_per_second = 0.0;      // of all ranks, mean over this run's steps
     std::string checkpoint_folder = {};  // the newest; empty without
     std::string metrics_path = {};

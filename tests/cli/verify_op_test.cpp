@@ -55,6 +55,7 @@ INSTANTIATE_TEST_SUITE_P(All,
                                            "gated_attention",
                                            "gdn_gate",
                                            "swiglu_mlp",
+                                           "moe",
                                            "cross_entropy"));
 
 TEST(VerifyOpBf16, WithinBars) {

@@ -37,12 +37,16 @@ std::vector<std::string> on_ranks(int num_ranks,
 }
 
 TEST(VerifyModel, OneRank) {
-    for (const auto& [model, name] :
-         std::vector<std::pair<std::string, std::string>>{{"dense_tiny", "b1_t256"},
-                                                          {"dense_tiny", "packed"},
-                                                          {"dense_tiny8", "b1_t100"},
-                                                          {"vl_mini", "b2_t33"},
-                                                          {"dense_mini_bf16", "b2_t70"}}) {
+    for (const auto& [model, name] : std::vector<std::pair<std::string, std::string>>{
+             {"dense_tiny", "b1_t256"},
+             {"dense_tiny", "packed"},
+             {"dense_tiny8", "b1_t100"},
+             {"vl_mini", "b2_t33"},
+             {"moe_tiny", "b2_t130"},
+             {"moe_tiny", "packed"},
+             {"moe_vl_mini", "b2_t33"},
+             {"moe_vl_mini_per_expert", "../moe_vl_mini/b2_t33"},
+             {"dense_mini_bf16", "b2_t70"}}) {
         const Outcome outcome = run_hcp(model_words(model, name, {}));
         EXPECT_EQ(outcome.status, 0) << outcome.output;
     }
@@ -63,6 +67,21 @@ TEST(VerifyModel, ManyRanks) {
     }
     const Outcome heads = run_hcp(model_words("vl_mini", "b2_t33", on_ranks(3, "ulysses")));
     EXPECT_EQ(heads.status, 2) << heads.output;  // two value heads on three ranks
+}
+
+// The packed case was recorded with a coefficient that its manifest has, not config.json.
+TEST(VerifyModel, LoadBalancingLoss) {
+    std::vector<std::string> rest = on_ranks(4, "p2p");
+    rest.emplace_back("--against-one-rank");
+    const Outcome ranks = run_hcp(model_words("moe_tiny", "packed", rest));
+    EXPECT_EQ(ranks.status, 0) << ranks.output;
+    EXPECT_EQ(count(ranks.output, "loss = ce_loss + 0.1 aux_loss"), 1U) << ranks.output;
+    const Outcome other =
+        run_hcp(model_words("moe_tiny", "packed", {"--router-aux-loss-coef", "0.001"}));
+    EXPECT_EQ(other.status, 1) << other.output;
+    const Outcome dense =
+        run_hcp(model_words("dense_tiny", "packed", {"--router-aux-loss-coef", "0.1"}));
+    EXPECT_EQ(dense.status, 2) << dense.output;
 }
 
 TEST(VerifyModel, Bf16NeedsAFigure) {

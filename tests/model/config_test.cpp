@@ -87,6 +87,43 @@ TEST_F(Config, ReadsANestedFile) {
     EXPECT_TRUE(read(nested).tie_word_embeddings);
 }
 
+TEST_F(Config, ReadsExperts) {
+    const ModelConfig flat_config = read_model_config(golden_model("moe_tiny"));
+    EXPECT_TRUE(flat_config.has_experts());
+    EXPECT_EQ(flat_config.num_experts, 8);
+    EXPECT_EQ(flat_config.num_experts_per_tok, 2);
+    EXPECT_EQ(flat_config.moe_intermediate_size, 16);
+    EXPECT_EQ(flat_config.shared_expert_intermediate_size, 24);
+    EXPECT_EQ(flat_config.intermediate_size, 0);
+    EXPECT_EQ(flat_config.router_aux_loss_coef, 0.001);
+    for (const char* name : {"moe_vl_mini", "moe_vl_mini_per_expert"}) {
+        EXPECT_EQ(read_model_config(golden_model(name)).num_experts, 4) << name;
+    }
+    EXPECT_FALSE(read_model_config(golden_model("dense_tiny")).has_experts());
+
+    const Json golden = Json::parse(read_file(golden_model("moe_tiny") + "/config.json"));
+    Json json = golden;
+    json["model_type"] = "qwen3_5_moe";
+    json["router_aux_loss_coef"] = nullptr;
+    EXPECT_EQ(read(json).router_aux_loss_coef, 0.001) << "Transformers' default";
+    for (const char* key : {"num_experts", "num_experts_per_tok", "moe_intermediate_size",
+                            "shared_expert_intermediate_size"}) {
+        json = golden;
+        json.erase(key);
+        EXPECT_TRUE(mentions(error_of<FormatError>(json), fmt::format("'{}' is missing", key)));
+    }
+    json = golden;
+    json["num_experts_per_tok"] = 9;
+    EXPECT_TRUE(mentions(error_of<FormatError>(json), "at most num_experts = 8"));
+    const std::vector<std::pair<std::string, Json>> unsupported{
+        {"mlp_only_layers", {1}}, {"decoder_sparse_step", 2}, {"norm_topk_prob", false}};
+    for (const auto& [key, value] : unsupported) {
+        json = golden;
+        json[key] = value;
+        EXPECT_TRUE(mentions(error_of<UsageError>(json), key));
+    }
+}
+
 TEST_F(Config, LayerTypesOrInterval) {
     Json json = flat();
     json.erase("layer_types");
@@ -164,9 +201,11 @@ TEST_F(Config, MissingOrBrokenFilesAreNamed) {
 
 TEST_F(Config, WhatChangesTheNumbersIsRefused) {
     EXPECT_TRUE(mentions(error_of<UsageError>(changed("num_experts", 8)),
-                         "mixture of experts is not built yet"));
-    EXPECT_TRUE(mentions(error_of<UsageError>(changed("model_type", "qwen3_5_moe_text")),
-                         "mixture of experts is not built yet"));
+                         "num_experts (of a dense model_type) '8'"));
+    EXPECT_TRUE(mentions(error_of<FormatError>(changed("model_type", "qwen3_5_moe_text")),
+                         "key 'num_experts' is missing"));
+    EXPECT_TRUE(mentions(error_of<UsageError>(changed("model_type", "qwen3_5_moe_vision")),
+                         "only 'qwen3_5_moe_text' is"));
     EXPECT_TRUE(
         mentions(error_of<UsageError>(changed("model_type", "llama")), "model_type 'llama'"));
     EXPECT_TRUE(mentions(error_of<UsageError>(changed("hidden_act", "gelu")), "hidden_act 'gelu'"));
@@ -178,13 +217,10 @@ TEST_F(Config, WhatChangesTheNumbersIsRefused) {
     Json yarn = flat();
     yarn["rope_parameters"]["rope_type"] = "yarn";
     EXPECT_TRUE(mentions(error_of<UsageError>(yarn), "rope_type 'yarn'"));
-    const Json nested_moe{{"model_type", "qwen3_5_moe"},
-                          {"text_config", changed("num_experts", 4)}};
-    EXPECT_TRUE(mentions(error_of<UsageError>(nested_moe), "mixture of experts is not built yet"));
 }
 
 TEST_F(Config, WrittenAsTransformersWritesIt) {
-    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16"}) {
+    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16", "moe_tiny"}) {
         Json golden = Json::parse(read_file(golden_model(name) + "/config.json"));
         golden.erase("transformers_version");
         const at::ScalarType dtype = golden.at("dtype") == "bfloat16" ? at::kBFloat16 : at::kFloat;
@@ -194,24 +230,26 @@ TEST_F(Config, WrittenAsTransformersWritesIt) {
 }
 
 TEST(Presets, ParameterCountsAreThoseOfTheReleasedModels) {
-    // qwen3_5.md section 1: billions, two decimals
-    const std::map<std::string, double> billions{{"qwen3_5-0.8b", 0.75},
-                                                 {"qwen3_5-2b", 1.88},
-                                                 {"qwen3_5-4b", 4.21},
-                                                 {"qwen3_5-9b", 8.95},
-                                                 {"qwen3_5-27b", 26.90}};
+    // Text towers, in billions, to the last digit given.
+    const std::map<std::string, double> billions{
+        {"qwen3_5-0.8b", 0.75},       {"qwen3_5-2b", 1.88},         {"qwen3_5-4b", 4.21},
+        {"qwen3_5-9b", 8.95},         {"qwen3_5-27b", 26.90},       {"qwen3_5-35b-a3b", 34.66},
+        {"qwen3_5-122b-a10b", 122.1}, {"qwen3_5-397b-a17b", 396.35}};
     for (const auto& [name, expected] : billions) {
         const double count = static_cast<double>(count_parameters(preset_model_config(name)));
-        EXPECT_NEAR(count / 1e9, expected, 0.005) << name;
+        EXPECT_NEAR(count / 1e9, expected, name == "qwen3_5-122b-a10b" ? 0.05 : 0.005) << name;
     }
-    const std::int64_t tiny = count_parameters(preset_model_config("tiny"));
-    EXPECT_GT(tiny, 1'000'000);
-    EXPECT_LT(tiny, 2'000'000);
+    for (const char* name : {"tiny", "tiny-moe"}) {
+        const std::int64_t tiny = count_parameters(preset_model_config(name));
+        EXPECT_GT(tiny, 1'000'000) << name;
+        EXPECT_LT(tiny, 2'000'000) << name;
+    }
 }
 
 TEST(Presets, RoundTripThroughAFile) {
     const TemporaryFolder folder;
-    for (const char* name : {"tiny", "qwen3_5-0.8b", "qwen3_5-27b"}) {
+    for (const char* name : {"tiny", "tiny-moe", "qwen3_5-0.8b", "qwen3_5-27b", "qwen3_5-35b-a3b",
+                             "qwen3_5-397b-a17b"}) {
         const ModelConfig config = preset_model_config(name);
         write_model_config(config, folder.path());
         const ModelConfig read = read_model_config(folder.path());
@@ -220,6 +258,8 @@ TEST(Presets, RoundTripThroughAFile) {
         EXPECT_EQ(read.tie_word_embeddings, config.tie_word_embeddings) << name;
         EXPECT_EQ(read.rope_theta, config.rope_theta) << name;
         EXPECT_EQ(read.rms_norm_eps, config.rms_norm_eps) << name;
+        EXPECT_EQ(read.num_experts_per_tok, config.num_experts_per_tok) << name;
+        EXPECT_EQ(read.router_aux_loss_coef, config.router_aux_loss_coef) << name;
     }
     write_model_config(preset_model_config("qwen3_5-9b"), folder.path());
     const Json json = Json::parse(read_file(folder.file("config.json")));
@@ -229,6 +269,8 @@ TEST(Presets, RoundTripThroughAFile) {
 TEST(Presets, UnknownNamesAndLayerCountsAreRefused) {
     EXPECT_TRUE(mentions(message_of<UsageError>([] { (void)preset_model_config("qwen3_5-0.8B"); }),
                          "did you mean qwen3_5-0.8b?"));
+    EXPECT_TRUE(mentions(message_of<UsageError>([] { (void)preset_model_config("moe-tiny"); }),
+                         "qwen3_5-122b-a10b"));
     const ModelConfig tiny = preset_model_config("tiny");
     EXPECT_EQ(with_num_layers(tiny, 3).num_layers(), 3);
     for (const std::int64_t count : {-1, 0, 5}) {

@@ -7,6 +7,7 @@
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
 #include "kernels/loss/cross_entropy.h"
+#include "kernels/moe/router.h"
 #include "model/safetensors.h"
 #include "model/test_files.h"
 #include "ops/context_parallel.h"
@@ -97,6 +98,31 @@ void expect_gradients(const HybridModel& model,
     EXPECT_LE(std::sqrt(squared_error / squared_norm), kAllGradientsBar);
 }
 
+/// The weight of the load-balancing loss that the case was recorded with.
+double recorded_coefficient(const std::string& folder, const std::string& name) {
+    const nlohmann::json manifest = nlohmann::json::parse(read_file(folder + "/manifest.json"));
+    return manifest.at("cases").at(name).at("router_aux_loss_coef").get<double>();
+}
+
+/// coefficient * load-balancing loss, whose value and router logits are compared.
+at::Tensor expect_router(const HybridModel& model,
+                         const ForwardResult& result,
+                         const SafetensorsFile& expected,
+                         double coefficient) {
+    const std::int64_t layers = model.config().num_layers();
+    EXPECT_EQ(result.router_logits.size(), static_cast<std::size_t>(layers));
+    for (std::size_t layer = 0; layer < result.router_logits.size(); ++layer) {
+        EXPECT_LE(relative_l2(result.router_logits[layer],
+                              expected.read(fmt::format("router_logits.{}", layer))),
+                  kHiddenBar);
+    }
+    const at::Tensor rows = at::full({}, layers * result.hidden.size(0), at::kLong);
+    const at::Tensor aux =
+        load_balancing_coefficients(result.expert_counts, rows).dot(result.probability_sums);
+    EXPECT_NEAR(aux.item<double>(), expected.read("aux_loss").item<double>(), kLossBar);
+    return coefficient * aux;
+}
+
 TEST_P(GoldenForward, MatchesHuggingFaceInFp32) {
     const HybridModel model = load_model(folder_, at::kFloat);
     const ForwardResult result = model.forward(ids_, context_, /*keep_per_layer=*/true);
@@ -119,8 +145,14 @@ TEST_P(GoldenForward, MatchesHuggingFaceInFp32) {
     const at::Tensor per_token = expected_.read("loss_per_token").flatten();
     EXPECT_LE((loss.loss_per_token - per_token).abs().max().item<double>(), kLossPerTokenBar);
     const at::Tensor mean = loss.loss_sum / targets_.ne(kIgnoredTarget).sum();
-    EXPECT_NEAR(mean.item<double>(), expected_.read("loss").item<double>(), kLossBar);
-    mean.backward();
+    EXPECT_NEAR(mean.item<double>(), expected_.read("ce_loss").item<double>(), kLossBar);
+    at::Tensor total = mean;
+    if (model.config().has_experts()) {
+        total = mean + expect_router(model, result, expected_,
+                                     recorded_coefficient(folder_, GetParam().name));
+    }
+    EXPECT_NEAR(total.item<double>(), expected_.read("loss").item<double>(), kLossBar);
+    total.backward();
     const bool nested = expected_.contains("grad.model.language_model.norm.weight");
     expect_gradients(model, expected_, nested ? "model.language_model." : "model.");
 }
@@ -152,7 +184,10 @@ INSTANTIATE_TEST_SUITE_P(Models,
                                            GoldenCase{"dense_tiny", "packed"},
                                            GoldenCase{"dense_tiny8", "b1_t100"},
                                            GoldenCase{"dense_mini_bf16", "b2_t70"},
-                                           GoldenCase{"vl_mini", "b2_t33"}));
+                                           GoldenCase{"vl_mini", "b2_t33"},
+                                           GoldenCase{"moe_tiny", "b2_t130"},
+                                           GoldenCase{"moe_tiny", "packed"},
+                                           GoldenCase{"moe_vl_mini", "b2_t33"}));
 
 INSTANTIATE_TEST_SUITE_P(Models,
                          GoldenBf16Forward,
@@ -163,8 +198,14 @@ ModelConfig small_config() {
     return read_model_config(golden_model("dense_mini_bf16"));
 }
 
-TEST(Forward, DocumentsOfAnyLengthDoNotSeeEachOther) {
-    const HybridModel model = HybridModel::random(small_config(), 3, at::kDouble, at::kCPU);
+class ForwardOf : public ::testing::TestWithParam<const char*> {
+  protected:
+    ModelConfig config_ = read_model_config(golden_model(GetParam()));
+};
+INSTANTIATE_TEST_SUITE_P(Models, ForwardOf, ::testing::Values("dense_mini_bf16", "moe_vl_mini"));
+
+TEST_P(ForwardOf, DocumentsOfAnyLengthDoNotSeeEachOther) {
+    const HybridModel model = HybridModel::random(config_, 3, at::kDouble, at::kCPU);
     const std::vector<std::int64_t> lengths{0, 1, 65, 0, 2, 63};
     const at::Tensor ids = at::arange(131).mul(37).remainder(64);
     const BatchPlan packed = plan_of(lengths);
@@ -183,17 +224,35 @@ TEST(Forward, DocumentsOfAnyLengthDoNotSeeEachOther) {
     }
 }
 
-TEST(Forward, ABatchWithoutTokensGivesZeroGradients) {
-    const HybridModel model = HybridModel::random(small_config(), 3, at::kFloat, at::kCPU);
+TEST_P(ForwardOf, ABatchWithoutTokensGivesZeroGradients) {
+    const HybridModel model = HybridModel::random(config_, 3, at::kFloat, at::kCPU);
     const BatchPlan plan = plan_of({0, 0});
     const at::Tensor ids = at::empty({0}, at::kLong);
     const ForwardResult result = model.forward(ids, {.plan = &plan, .parallel = {}});
-    EXPECT_EQ(result.hidden.sizes(), at::IntArrayRef({0, 24}));
+    EXPECT_EQ(result.hidden.sizes(), at::IntArrayRef({0, config_.hidden_size}));
     const CrossEntropy loss = cross_entropy_lm_head(result.hidden, model.head_weight(), ids);
     loss.loss_sum.backward();
     for (const auto& [name, value] : model.parameters()) {
         ASSERT_TRUE(value.grad().defined()) << name;
         EXPECT_EQ(norm_of(value.grad()), 0.0) << name;
+    }
+}
+
+TEST(Forward, ExpertsTrainInBf16) {
+    const HybridModel model = load_model(golden_model("moe_tiny"), at::kBFloat16);
+    const SafetensorsFile batch(golden_model("moe_tiny") + "/b2_t130/batch.safetensors");
+    const BatchPlan plan = plan_of(document_lengths(batch));
+    const ForwardResult result =
+        model.forward(batch.read("input_ids").flatten(), {.plan = &plan, .parallel = {}}, true);
+    EXPECT_EQ(result.router_logits[0].scalar_type(), at::kBFloat16);
+    EXPECT_EQ(result.expert_counts.sum().item<std::int64_t>(), 4 * 260 * 2);
+    const CrossEntropy loss =
+        cross_entropy_lm_head(result.hidden, model.head_weight(), batch.read("targets").flatten());
+    loss.loss_sum.backward();
+    for (const auto& [name, value] : model.parameters()) {
+        EXPECT_EQ(value.grad().scalar_type(), at::kFloat) << name;
+        EXPECT_TRUE(at::isfinite(value.grad()).all().item<bool>()) << name;
+        EXPECT_GT(norm_of(value.grad()), 0.0) << name;
     }
 }
 

@@ -52,8 +52,8 @@ class Load : public ::testing::Test {
     Tensors tensors_;
 };
 
-TEST(LoadGolden, EveryDenseModelBitForBit) {
-    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16"}) {
+TEST(LoadGolden, EveryTextModelBitForBit) {
+    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16", "moe_tiny"}) {
         Tensors stored;
         for (const auto& entry : std::filesystem::directory_iterator(golden_model(name))) {
             if (entry.path().extension() == ".safetensors") {
@@ -87,6 +87,20 @@ TEST(LoadGolden, MultimodalFilesLoadTheTextTower) {
     EXPECT_EQ(parameters[0].name, "model.embed_tokens.weight");
     EXPECT_TRUE(at::equal(parameters[0].value.detach(),
                           file.read("model.language_model.embed_tokens.weight").to(at::kFloat)));
+}
+
+TEST(LoadGolden, ExpertsOneByOneAreTheFusedOnes) {
+    std::string skipped, skipped_fused;
+    const auto parameters = load(golden_model("moe_vl_mini_per_expert"), &skipped);
+    const auto fused = load(golden_model("moe_vl_mini"), &skipped_fused);
+    EXPECT_EQ(skipped, skipped_fused);
+    ASSERT_EQ(parameters.size(), fused.size());
+    for (std::size_t i = 0; i < fused.size(); ++i) {
+        EXPECT_EQ(parameters[i].name, fused[i].name);
+        EXPECT_TRUE(at::equal(parameters[i].value.detach(), fused[i].value.detach()))
+            << fused[i].name;
+        EXPECT_TRUE(parameters[i].value.requires_grad() && parameters[i].value.is_leaf());
+    }
 }
 
 TEST(LoadGolden, TheFirstLayersOfALargerModel) {
@@ -149,6 +163,53 @@ TEST_F(Load, WrongShapesAndDtypesAreNamed) {
     EXPECT_TRUE(mentions(dtype, "conv1d.weight has dtype Int")) << dtype;
     conv = right.to(at::kHalf);
     EXPECT_EQ(error_with_tensors(), "");
+}
+
+class LoadExperts : public Load {
+  protected:
+    void SetUp() override {
+        folder_.copy_files_of(golden_model("moe_vl_mini_per_expert"));
+        add_tensors(folder_.file("model.safetensors"), tensors_);
+    }
+    const std::string experts_ = "model.language_model.layers.2.mlp.experts.";
+};
+
+TEST_F(LoadExperts, DamagedSetsAreNamed) {
+    for (const char* part : {"gate", "up", "down"}) {
+        const std::string name = fmt::format("{}3.{}_proj.weight", experts_, part);
+        ASSERT_EQ(tensors_.count(name), 1U) << name;
+        const at::Tensor right = tensors_.at(name);
+        tensors_.erase(name);
+        EXPECT_TRUE(mentions(error_with_tensors(),
+                             fmt::format("layers.2.mlp.experts.3.{}_proj.weight [{}, {}] is "
+                                         "missing",
+                                         part, right.size(0), right.size(1))))
+            << error();
+        tensors_[name] = right.t().contiguous();
+        EXPECT_TRUE(mentions(error_with_tensors(), name + " has shape")) << error();
+        tensors_[name] = right.to(at::kInt);
+        EXPECT_TRUE(mentions(error_with_tensors(), name + " has dtype")) << error();
+        tensors_[name] = right;
+    }
+    for (const char* rest : {"4.up_proj.weight", "03.up_proj.weight", "-1.up_proj.weight",
+                             "3.up_proj.bias", "3.gate_up_proj.weight", "x.up_proj.weight"}) {
+        tensors_[experts_ + rest] = at::ones({8, 16});
+        EXPECT_TRUE(mentions(error_with_tensors(), "surplus tensor " + experts_ + rest)) << error();
+        tensors_.erase(experts_ + rest);
+    }
+    EXPECT_EQ(error_with_tensors(), "");
+    tensors_[experts_ + "down_proj"] = at::ones({4, 16, 8});
+    EXPECT_TRUE(mentions(error_with_tensors(),
+                         "parameter model.layers.2.mlp.experts.down_proj is stored twice"))
+        << error();
+}
+
+TEST_F(LoadExperts, UnusedLayersAreSkipped) {
+    const ModelConfig config = with_num_layers(read_model_config(folder_.path()), 2);
+    std::string skipped;
+    const auto parameters = load_parameters(folder_.path(), config, at::kCPU, &skipped);
+    EXPECT_EQ(parameters.size(), parameter_shapes(config).size());
+    EXPECT_TRUE(mentions(skipped, "unused tensors")) << skipped;
 }
 
 TEST_F(Load, MissingAndTruncatedFilesAreNamed) {

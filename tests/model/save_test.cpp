@@ -32,7 +32,8 @@ void expect_equal_bits(const HybridModel& a, const HybridModel& b) {
 }
 
 TEST(Save, LoadsBackWithEqualBits) {
-    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16", "vl_mini"}) {
+    for (const char* name : {"dense_tiny", "dense_tiny8", "dense_mini_bf16", "vl_mini", "moe_tiny",
+                             "moe_vl_mini_per_expert"}) {
         const HybridModel model = load(golden_model(name));
         const TemporaryFolder folder;
         save_model(model, folder.file("new/folder"), at::kFloat);
@@ -41,6 +42,23 @@ TEST(Save, LoadsBackWithEqualBits) {
         EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
         EXPECT_EQ(file.contains("lm_head.weight"), !model.config().tie_word_embeddings);
     }
+}
+
+TEST(Save, ExpertsAreStoredFusedAsInTheReleasedFiles) {
+    const HybridModel model = load(golden_model("moe_vl_mini_per_expert"));
+    const TemporaryFolder folder;
+    save_model(model, folder.path(), at::kBFloat16);
+    const SafetensorsFile file(folder.file("model.safetensors"));
+    const SafetensorsFile released(golden_model("moe_vl_mini") + "/model.safetensors");
+    std::size_t num_fused = 0;
+    for (const auto& [name, entry] : file.entries()) {
+        if (mentions(name, ".experts.")) {
+            ++num_fused;
+            EXPECT_EQ(entry.dtype, at::kBFloat16) << name;
+            EXPECT_TRUE(released.contains("model.language_" + name)) << name;
+        }
+    }
+    EXPECT_EQ(num_fused, 8U);
 }
 
 TEST(Save, Bf16KeepsNormsAndGatesInFp32) {
@@ -104,8 +122,11 @@ TEST(Save, AFolderThatCannotBeMadeIsNamed) {
         mentions(message_of<FormatError>([&] { save_model(model, path, at::kFloat); }), path));
 }
 
-TEST(Random, FollowsHuggingFacesRules) {
-    const ModelConfig config = preset_model_config("tiny");
+class Random : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Presets, Random, ::testing::Values("tiny", "tiny-moe"));
+
+TEST_P(Random, FollowsHuggingFacesRules) {
+    const ModelConfig config = preset_model_config(GetParam());
     const HybridModel model = HybridModel::random(config, 17, at::kFloat, at::kCPU);
     for (const auto& [name, parameter] : model.parameters()) {
         const at::Tensor value = parameter.detach();
@@ -127,7 +148,7 @@ TEST(Random, FollowsHuggingFacesRules) {
     }
 }
 
-TEST(Random, AParameterDependsOnItsNameAndTheSeedOnly) {
+TEST(RandomSeed, AParameterDependsOnItsNameAndTheSeedOnly) {
     const ModelConfig config = preset_model_config("tiny");
     const HybridModel model = HybridModel::random(config, 17, at::kFloat, at::kCPU);
     expect_equal_bits(HybridModel::random(config, 17, at::kBFloat16, at::kCPU), model);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hybridcp/error.h"
+#include "train/model_setup.h"
 
 namespace hybridcp {
 namespace {
@@ -107,6 +108,20 @@ TEST(Recipe, WhatWouldBeIgnoredIsRefused) {
               std::string::npos);
     EXPECT_NE(refusal("train: {global_batch_size: 5, accelerator: {dp: 2}}\n").find("that is: 6"),
               std::string::npos);
+}
+
+TEST(Recipe, TheWeightOfTheLoadBalancingLoss) {
+    const auto config = [](const std::string& text) {
+        return recipe_model_config(parse_recipe(text, "r.yaml").model);
+    };
+    EXPECT_EQ(config("model: {preset: tiny-moe}\n").router_aux_loss_coef, 0.001);
+    EXPECT_EQ(config("model: {preset: tiny-moe, router_aux_loss_coef: 0.02, num_layers: 2}\n")
+                  .router_aux_loss_coef,
+              0.02);
+    EXPECT_EQ(config("model: {preset: tiny-moe, router_aux_loss_coef: 0}\n").router_aux_loss_coef,
+              0.0);
+    EXPECT_THROW((void)config("model: {preset: tiny, router_aux_loss_coef: 0.02}\n"), UsageError);
+    EXPECT_NE(refusal("model: {router_aux_loss_coef: -1}\n").find("at least 0"), std::string::npos);
 }
 
 TEST(Recipe, YamlReadsBackToTheSameRecipe) {

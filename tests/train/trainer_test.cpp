@@ -10,6 +10,7 @@
 
 #include "core/files.h"
 #include "hybridcp/error.h"
+#include "hybridcp/model.h"
 #include "mesh_threads.h"
 
 namespace hybridcp {
@@ -89,6 +90,52 @@ std::vector<nlohmann::json> read_lines(const std::string& path) {
         lines.push_back(nlohmann::json::parse(line));
     }
     return lines;
+}
+
+// Two ranks evaluate three rows, so one has a micro-batch less.
+TEST(Trainer, ExpertsLogBothLosses) {
+    const TemporaryFolder folder;
+    Recipe recipe = make_recipe(folder, 2, 1);
+    recipe.model = {.path = std::nullopt, .preset = "tiny-moe", .dtype = "fp32"};
+    recipe.model.router_aux_loss_coef = 0.25;
+    recipe.train.eval_every = 3;
+    recipe.data.validation_path = {folder.write("short.txt", some_text().substr(0, 140))};
+    const Outcome outcome = train(recipe);
+    const auto lines = read_lines(outcome.report.metrics_path);
+    ASSERT_EQ(lines.size(), 6U);
+    for (const auto& line : lines) {
+        const double ce_loss = line.at("ce_loss"), aux_loss = line.at("aux_loss");
+        EXPECT_NEAR(line.at("loss").get<double>(), ce_loss + 0.25 * aux_loss, 1e-12);
+        EXPECT_NEAR(line.at("bits_per_byte").get<double>(), ce_loss / std::log(2.0), 1e-12);
+        EXPECT_GT(aux_loss, 1.99);  // two experts a token
+        EXPECT_EQ(line.contains("validation_loss"), line.at("step").get<int>() % 3 == 0);
+    }
+    EXPECT_EQ(outcome.report.first_loss, lines.front().at("ce_loss").get<double>());
+    EXPECT_LT(outcome.report.last_loss, outcome.report.first_loss);
+    const ModelConfig saved = read_model_config(outcome.report.checkpoint_folder);
+    EXPECT_EQ(saved.num_experts, 8);
+    EXPECT_EQ(saved.router_aux_loss_coef, 0.25);
+}
+
+// The m-th micro-batches of all dp ranks are one for the load-balancing loss.
+TEST(Trainer, ExpertsGiveTheSameCurveOnDataParallelRanks) {
+    const auto curve = [](int dp, int cp, std::int64_t micro_batch_size) {
+        const TemporaryFolder folder;
+        Recipe recipe = make_recipe(folder, dp, cp);
+        recipe.model = {.path = std::nullopt, .preset = "tiny-moe", .dtype = "fp32"};
+        recipe.model.router_aux_loss_coef = 1.0;
+        recipe.train.steps = 3;
+        recipe.train.micro_batch_size = micro_batch_size;
+        return train(recipe).steps;
+    };
+    const auto one = curve(1, 1, 2);
+    for (const auto& ranks : {curve(2, 1, 1), curve(2, 2, 1), curve(1, 2, 2)}) {
+        ASSERT_EQ(ranks.size(), one.size());
+        for (std::size_t step = 0; step < one.size(); ++step) {
+            EXPECT_NEAR(ranks[step].first, one[step].first, 2e-6 * one[step].first);
+            EXPECT_NEAR(ranks[step].second, one[step].second, 2e-5 * one[step].second);
+        }
+    }
 }
 
 TEST(Trainer, LearnsLogsAndSaves) {

@@ -1,5 +1,5 @@
-// The recorded 30-step run (golden/README.md 5), with its bars (section 8), on one rank and on
-// four.
+// The recorded 30-step runs (golden/README.md 5), dense and with experts, with their bars
+// (section 8), on one rank and on four.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -14,17 +14,18 @@ namespace {
 constexpr std::int64_t kSteps = 30, kRows = 2, kLength = 256;
 
 struct Run {
-    std::vector<double> losses, norms;
+    std::vector<double> losses, ce_losses, aux_losses, norms;
     std::vector<at::Tensor> parameters;
 };
 
-void train(const Mesh& mesh, LinearAttentionMode mode, Run& run) {
+void train(const std::string& name, const Mesh& mesh, LinearAttentionMode mode, Run& run) {
     const std::string golden = HCP_GOLDEN_DIR;
-    const ModelConfig config = read_model_config(golden + "/models/dense_tiny");
-    const HybridModel model(
-        config, load_parameters(golden + "/models/dense_tiny", config, at::kCPU), at::kFloat);
+    const std::string folder = golden + "/models/" + name;
+    const ModelConfig config =
+        read_model_config(folder);  // the run's weight of the aux loss is its
+    const HybridModel model(config, load_parameters(folder, config, at::kCPU), at::kFloat);
     const at::Tensor tokens =
-        SafetensorsFile(golden + "/trajectories/dense_tiny/tokens.safetensors")
+        SafetensorsFile(golden + "/trajectories/" + name + "/tokens.safetensors")
             .read("tokens")
             .to(at::kLong);
     AdamW optimizer(model.parameters(), {});
@@ -43,6 +44,8 @@ void train(const Mesh& mesh, LinearAttentionMode mode, Run& run) {
         const StepLoss loss = forward_backward(
             model, {batch_from_rows(rows(first), rows(first + 1))}, parallel, mesh);
         run.losses.push_back(loss.loss);
+        run.ce_losses.push_back(loss.ce_loss);
+        run.aux_losses.push_back(loss.aux_loss.value_or(0.0));
         run.norms.push_back(clip_gradients(model.parameters(), 1.0));
         optimizer.step(
             learning_rate_at({.learning_rate = 1e-3, .steps = kSteps, .warmup_steps = 5}, step));
@@ -52,24 +55,30 @@ void train(const Mesh& mesh, LinearAttentionMode mode, Run& run) {
     }
 }
 
-void expect_golden(const Run& run) {
-    const std::string folder = std::string(HCP_GOLDEN_DIR) + "/trajectories/dense_tiny";
+void expect_losses(const std::vector<double>& losses, const at::Tensor& expected) {
+    ASSERT_EQ(losses.size(), 30U);
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+        EXPECT_NEAR(losses[static_cast<std::size_t>(step)], expected[step].item<double>(), 2e-5)
+            << "step " << step;
+    }
+}
+
+void expect_golden(const std::string& name, const Run& run) {
+    const std::string folder = std::string(HCP_GOLDEN_DIR) + "/trajectories/" + name;
     const SafetensorsFile trace(folder + "/trace.safetensors");
     const SafetensorsFile final(folder + "/final.safetensors");
-    const SafetensorsFile start(std::string(HCP_GOLDEN_DIR) +
-                                "/models/dense_tiny/model.safetensors");
-    const at::Tensor losses = trace.read("loss").to(at::kDouble);
+    const std::string model_folder = std::string(HCP_GOLDEN_DIR) + "/models/" + name;
+    const SafetensorsFile start(model_folder + "/model.safetensors");
     const at::Tensor norms = trace.read("grad_norm").to(at::kDouble);
-    ASSERT_EQ(run.losses.size(), 30U);
+    expect_losses(run.losses, trace.read("loss"));
+    expect_losses(run.ce_losses, trace.read("ce_loss"));
+    expect_losses(run.aux_losses, trace.read("aux_loss"));
     for (std::int64_t step = 0; step < kSteps; ++step) {
         const double norm = norms[step].item<double>();
-        EXPECT_NEAR(run.losses[static_cast<std::size_t>(step)], losses[step].item<double>(), 2e-5)
-            << "step " << step;
         EXPECT_NEAR(run.norms[static_cast<std::size_t>(step)], norm, 1e-3 * norm)
             << "step " << step;
     }
-    const ModelConfig config =
-        read_model_config(std::string(HCP_GOLDEN_DIR) + "/models/dense_tiny");
+    const ModelConfig config = read_model_config(model_folder);
     double error = 0, moved = 0;
     const auto shapes = parameter_shapes(config);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -83,12 +92,12 @@ void expect_golden(const Run& run) {
     EXPECT_LT(std::sqrt(error), 1e-3 * std::sqrt(moved));
 }
 
-void run_golden(int dp, int cp, LinearAttentionMode mode) {
+void run_golden(const std::string& name, int dp, int cp, LinearAttentionMode mode) {
     std::vector<Run> runs(static_cast<std::size_t>(dp * cp));
     testing::run_mesh(dp, cp, [&](const Mesh& mesh) {
-        train(mesh, mode, runs[static_cast<std::size_t>(mesh.world->rank())]);
+        train(name, mesh, mode, runs[static_cast<std::size_t>(mesh.world->rank())]);
     });
-    expect_golden(runs.front());
+    expect_golden(name, runs.front());
     for (const Run& run : runs) {
         EXPECT_EQ(run.losses, runs.front().losses);
         for (std::size_t i = 0; i < run.parameters.size(); ++i) {
@@ -97,14 +106,17 @@ void run_golden(int dp, int cp, LinearAttentionMode mode) {
     }
 }
 
-TEST(Trajectory, OneRank) {
-    run_golden(1, 1, LinearAttentionMode::kUlysses);
+class Trajectory : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, Trajectory, ::testing::Values("dense_tiny", "moe_tiny"));
+
+TEST_P(Trajectory, OneRank) {
+    run_golden(GetParam(), 1, 1, LinearAttentionMode::kUlysses);
 }
-TEST(Trajectory, FourContextParallelRanks) {
-    run_golden(1, 4, LinearAttentionMode::kP2p);
+TEST_P(Trajectory, FourContextParallelRanks) {
+    run_golden(GetParam(), 1, 4, LinearAttentionMode::kP2p);
 }
-TEST(Trajectory, TwoByTwo) {
-    run_golden(2, 2, LinearAttentionMode::kAllGather);
+TEST_P(Trajectory, TwoByTwo) {
+    run_golden(GetParam(), 2, 2, LinearAttentionMode::kAllGather);
 }
 
 }  // namespace
