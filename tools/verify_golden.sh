@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every golden file that this build can check: operators (reference, eager fp32 and bf16), models on 1, 2, 3, 4, 5 and 8
-# ranks in every mode, and the trajectories on three meshes. One line a command; exit status 1 if any fails.
-#   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|trajectories ...]
+# ranks in every mode and every layout, and the trajectories. One line a command; exit status 1 if any fails.
+#   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|layouts|trajectories ...]
 set -uo pipefail
 
 readonly kHcp=${1:?the hcp program, build/hcp}
 readonly kGolden=${2:?the golden folder, tests/golden}
 shift 2
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(ops models trajectories)
+[[ ${#parts[@]} -gt 0 ]] || parts=(ops models layouts trajectories)
 
 failed=0
 total=0
@@ -81,6 +81,39 @@ verify_models() {
   done
 }
 
+# Every linear mode in every layout, native and converted, packed and not, on every number of ranks; the modes of full
+# attention take turns. Layout cut by row on every second one.
+verify_layouts() {
+  local model batch name ranks mode way turn=0 wanted full cut
+  local fulls=(ring all_gather)
+  for model in dense_tiny moe_tiny dense_tiny8; do
+    for batch in "$kGolden/models/$model"/*/batch.safetensors; do
+      name="$model/$(basename "$(dirname "$batch")")"
+      for ranks in 2 3 4 5 8; do
+        for mode in p2p all_gather scan ulysses gather_hidden; do
+          for way in zigzag:native zigzag:folded zigzag:contiguous folded:native folded:contiguous contiguous:folded; do
+            [[ $mode == gather_hidden && $way != *:native ]] && continue
+            turn=$((turn + 1))
+            full=${fulls[turn % 2]}
+            cut=document
+            [[ $((turn / 2 % 2)) -eq 1 ]] && cut=row
+            wanted=0
+            [[ $mode == ulysses && $(($(json_field "$kGolden/models/$model/config.json" linear_num_value_heads) % ranks)) -ne 0 ]] &&
+              wanted=2
+            local words=(train.accelerator.sequence_layout="${way%:*}" train.accelerator.layout_cut=$cut)
+            [[ $way != *:native ]] &&
+              words+=(train.accelerator.linear_attention_layout=convert train.accelerator.convert_to="${way#*:}")
+            expect $wanted "$name $ranks ranks, $mode, $way by $cut, full $full" "$kHcp" verify model \
+              "$kGolden/models/$model" --batch "$batch" --expected "${batch%batch.safetensors}expected.safetensors" \
+              --nproc $ranks train.accelerator.linear_attention_cp_mode=$mode \
+              train.accelerator.full_attention_cp_mode=$full "${words[@]}"
+          done
+        done
+      done
+    done
+  done
+}
+
 verify_trajectories() {
   local folder name run
   local modes=(train.accelerator.linear_attention_cp_mode=p2p train.accelerator.full_attention_cp_mode=all_gather)
@@ -92,6 +125,12 @@ verify_trajectories() {
     expect 0 "trajectory $name cp 4, ulysses" "${run[@]}" --nproc 4 train.accelerator.cp=4
     expect 0 "trajectory $name dp 2 x cp 2" "${run[@]}" --nproc 4 train.accelerator.dp=2 train.accelerator.cp=2 \
       "${modes[@]}"
+    expect 0 "trajectory $name cp 8, zigzag, converted, ring" "${run[@]}" --nproc 8 train.accelerator.cp=8 \
+      train.accelerator.linear_attention_cp_mode=p2p train.accelerator.full_attention_cp_mode=ring \
+      train.accelerator.sequence_layout=zigzag train.accelerator.linear_attention_layout=convert
+    expect 0 "trajectory $name cp 2, zigzag, scan, ring" "${run[@]}" --nproc 2 train.accelerator.cp=2 \
+      train.accelerator.linear_attention_cp_mode=scan train.accelerator.full_attention_cp_mode=ring \
+      train.accelerator.sequence_layout=zigzag
   done
 }
 

@@ -176,6 +176,39 @@ void add_inspect_layout(CLI::App& inspect, Request& request) {
     command->callback([&request] { request.command = Command::kInspectLayout; });
 }
 
+void add_bench_cp(CLI::App& bench, Request& request) {
+    CLI::App* command = bench.add_subcommand(
+        "cp", "A training step under each way to run the linear layers, at several rank counts");
+    BenchCpOptions& options = request.bench_cp;
+    command->add_option("recipe", options.recipe_path, "the recipe, YAML")->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    comma_separated(command->add_option("--ranks", options.ranks, "numbers of ranks"))
+        ->check(CLI::Range(2, 1024))
+        ->capture_default_str();
+    comma_separated(command->add_option("--variants", options.variants,
+                                        "by name; all that are supported if left out"));
+    comma_separated(
+        command->add_option("--documents", options.documents,
+                            "tokens of each document; one of data.sequence_length if left out"))
+        ->check(CLI::NonNegativeNumber);
+    command->add_option("--level", options.level, "model, or layer: one linear-attention mixer")
+        ->capture_default_str();
+    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
+        ->check(CLI::Range(0, 1000))
+        ->capture_default_str();
+    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
+        ->check(CLI::Range(1, 10000))
+        ->capture_default_str();
+    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    command->add_option("--worker-output", options.worker_output)->group("");  // for its own ranks
+    examples(command,
+             "  hcp bench cp recipes/bench_cp.yaml\n"
+             "  hcp bench cp recipes/bench_cp.yaml --ranks 4,8 --variants "
+             "gather_hidden,convert,native-p2p --report cp.json\n"
+             "  hcp bench cp recipes/bench_cp.yaml --level layer --documents 4096,0,100,2000");
+    command->callback([&request] { request.command = Command::kBenchCp; });
+}
+
 void add_version(CLI::App& app, Request& request) {
     CLI::App* version =
         app.add_subcommand("version", "Version of hcp and of the libraries it runs on");
@@ -237,10 +270,13 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     CLI::App* inspect = app.add_subcommand("inspect", "Show what a run would do, or has done");
     inspect->require_subcommand(1);
     add_inspect_layout(*inspect, request);
+    CLI::App* bench = app.add_subcommand("bench", "Measure, after the result is verified");
+    bench->require_subcommand(1);
+    add_bench_cp(*bench, request);
     add_version(app, request);
     if (!arguments.empty()) {
         check_command_word(app, "hcp", arguments[0]);
-        for (const CLI::App* group : {verify, inspect}) {
+        for (const CLI::App* group : {verify, inspect, bench}) {
             if (arguments[0] == group->get_name() && arguments.size() > 1) {
                 check_command_word(*group, "hcp " + arguments[0], arguments[1]);
             }

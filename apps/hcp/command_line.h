@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "hcp/bench_cp.h"
 #include "hcp/inspect_layout.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
@@ -22,6 +23,7 @@ enum class Command {
     kVerifyParallel,
     kExport,
     kInspectLayout,
+    kBenchCp,
     kVersion
 };
 
@@ -34,6 +36,7 @@ struct Request {
     VerifyTrajectoryOptions verify_trajectory = {};
     VerifyParallelOptions verify_parallel = {};
     ExportRequest export_checkpoint = {};
+    BenchCpOptions bench_cp = {};
     InspectLayoutOptions inspect_layout = {};
 };
 

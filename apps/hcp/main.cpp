@@ -43,6 +43,8 @@ int dispatch(const Request& request) {
             return verify_trajectory(request.verify_trajectory);
         case Command::kVerifyParallel:
             return verify_parallel(request.verify_parallel);
+        case Command::kBenchCp:
+            return bench_cp(request.bench_cp);
         case Command::kExport:
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:

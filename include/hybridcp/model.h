@@ -61,6 +61,12 @@ class HybridModel {
     [[nodiscard]] ForwardResult forward(const at::Tensor& token_ids,
                                         const CpContext& context,
                                         bool keep_per_layer = false) const;
+    /// One layer's mixer: attention of either kind, without norm and residual.
+    /// Shapes: x [T, d] in the layout in which the layer runs (a linear one: the plan's linear
+    /// layout), in the compute dtype; returns [T, d] in the same.
+    [[nodiscard]] Sharded mixer(const Sharded& x,
+                                std::int64_t layer,
+                                const CpContext& context) const;
     std::int64_t gdn_chunk_size = 64;
 
   private:

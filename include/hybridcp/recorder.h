@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace hybridcp {
 
@@ -28,12 +30,20 @@ class Recorder {
     void add_cpu_seconds(const std::string& op, double seconds);
     [[nodiscard]] CpuClock cpu_clock() const { return cpu_clock_; }
     void set_cpu_clock(CpuClock clock) { cpu_clock_ = clock; }
-    void reset() { traffic_.clear(); }
+    /// Counts `part` of `whole` things under a name, such as heads that forget their start.
+    void add_share(const std::string& name, std::int64_t part, std::int64_t whole);
+    /// The share since the last reset; nothing when none was counted.
+    [[nodiscard]] std::optional<double> share(const std::string& name) const;
+    void reset() {
+        traffic_.clear();
+        shares_.clear();
+    }
     [[nodiscard]] const std::map<std::string, OpTraffic>& traffic() const { return traffic_; }
     [[nodiscard]] OpTraffic of(const std::string& op) const;
 
   private:
     std::map<std::string, OpTraffic> traffic_;
+    std::map<std::string, std::pair<std::int64_t, std::int64_t>> shares_;
     CpuClock cpu_clock_ = CpuClock::kThread;
 };
 

@@ -38,6 +38,20 @@ void Recorder::add_cpu_seconds(const std::string& op, double seconds) {
     traffic_[op].cpu_seconds += seconds;
 }
 
+void Recorder::add_share(const std::string& name, std::int64_t part, std::int64_t whole) {
+    auto& [counted, all] = shares_[name];
+    counted += part;
+    all += whole;
+}
+
+std::optional<double> Recorder::share(const std::string& name) const {
+    const auto found = shares_.find(name);
+    if (found == shares_.end() || found->second.second == 0) {
+        return std::nullopt;
+    }
+    return static_cast<double>(found->second.first) / static_cast<double>(found->second.second);
+}
+
 OpTraffic Recorder::of(const std::string& op) const {
     const auto found = traffic_.find(op);
     return found == traffic_.end() ? OpTraffic{} : found->second;

@@ -149,6 +149,17 @@ Sharded HybridModel::full_attention(const Sharded& x,
                                     weight(layer, "self_attn.o_proj.weight")));
 }
 
+Sharded HybridModel::mixer(const Sharded& x, std::int64_t layer, const CpContext& context) const {
+    HCP_CHECK(layer >= 0 && layer < config_.num_layers(), "layer {} of {}", layer,
+              config_.num_layers());
+    if (config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention) {
+        return linear_mixer(x, layer, context);
+    }
+    const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
+                                                   config_.rope_theta, compute_dtype_);
+    return full_attention(x, layer, rotary, context);
+}
+
 ForwardResult HybridModel::forward(const at::Tensor& token_ids,
                                    const CpContext& context,
                                    bool keep_per_layer) const {

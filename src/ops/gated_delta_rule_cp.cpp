@@ -4,6 +4,8 @@
 // the first segment's S becomes S + M S_initial, the last one's dS becomes dS + M^T dS_final, so
 // that no exchange knows of them.
 
+#include <algorithm>
+
 #include "hybridcp/error.h"
 #include "ops/context_parallel.h"
 #include "ops/head_exchange.h"
@@ -30,7 +32,8 @@ struct LocalCall : torch::CustomClassHolder {
     bool want_final = false;
     std::shared_ptr<GdnCall> kernel;
     std::unique_ptr<StateExchanger> exchange;
-    at::Tensor M;  // [segments, Hv, K, K], once something needs it
+    Recorder* recorder = nullptr;  // of the group that exchanges
+    at::Tensor M;                  // [segments, Hv, K, K], once something needs it
 
     [[nodiscard]] std::int64_t num_segments() const {
         return static_cast<std::int64_t>(segments.offsets().size()) - 1;
@@ -77,8 +80,13 @@ at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
             }
             return summary;
         };
-        S_start = call.exchange->start_states(
-            {.summarize = summarize, .independent = call.kernel->independent()});
+        const std::vector<bool>* independent = call.kernel->independent();
+        if (independent != nullptr) {
+            call.recorder->add_share("gdn_forgetting_heads",
+                                     std::count(independent->begin(), independent->end(), true),
+                                     static_cast<std::int64_t>(independent->size()));
+        }
+        S_start = call.exchange->start_states({.summarize = summarize, .independent = independent});
     }
     if (call.has_initial) {
         S_start = S_start.defined() ? S_start : call.zeros(call.num_segments());
@@ -209,6 +217,7 @@ variable_list run_state_passing(const LocalInputs& inputs,
     call->segments = context.plan->segments;
     call->ends = context.plan->segment_ends;
     if (context.plan->layout.num_ranks() > 1) {
+        call->recorder = &context.group->recorder();
         switch (context.parallel.linear_attention_mode) {
             case LinearAttentionMode::kP2p:
                 call->exchange = make_p2p_exchanger(context, call->shape);

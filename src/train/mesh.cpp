@@ -28,6 +28,25 @@ void Mesh::set_step(std::int64_t step) const {
     }
 }
 
+void Mesh::reset_recorders() const {
+    for (const auto& group : {world, cp, dp}) {
+        group->recorder().reset();
+    }
+}
+
+std::map<std::string, OpTraffic> Mesh::traffic() const {
+    std::map<std::string, OpTraffic> all;
+    for (const auto& group : {world, cp, dp}) {
+        for (const auto& [op, moved] : group->recorder().traffic()) {
+            all[op].messages += moved.messages;
+            all[op].bytes += moved.bytes;
+            all[op].seconds += moved.seconds;
+            all[op].cpu_seconds += moved.cpu_seconds;
+        }
+    }
+    return all;
+}
+
 Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& options) {
     if (options.dp < 1 || options.cp < 1 || options.dp * options.cp != options.world_size) {
         throw UsageError(

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -19,6 +20,9 @@ struct Mesh {
     at::Device device = at::kCPU;  // of the tensors that the groups exchange
 
     void set_step(std::int64_t step) const;
+    void reset_recorders() const;
+    /// What this rank has moved in all groups since the last reset.
+    [[nodiscard]] std::map<std::string, OpTraffic> traffic() const;
 };
 
 struct MeshOptions {

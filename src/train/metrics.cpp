@@ -55,6 +55,7 @@ std::string to_json_line(const StepMetrics& metrics, const MemoryUse& memory) {
     add_if_known("aux_loss", metrics.aux_loss);
     add_if_known("bits_per_byte", metrics.bits_per_byte);
     add_if_known("validation_loss", metrics.validation_loss);
+    add_if_known("gdn_forgetting_heads", metrics.forgetting_heads);
     line["grad_norm"] = metrics.grad_norm;
     line["learning_rate"] = metrics.learning_rate;
     line["tokens"] = metrics.num_tokens;

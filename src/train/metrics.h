@@ -29,6 +29,9 @@ struct StepMetrics {
     double forward_backward_seconds = 0.0;  // communication included
     double optimizer_seconds = 0.0;
     std::map<std::string, OpTraffic> traffic = {};  // of this rank
+    /// Of this rank's segments and value heads, those whose state at the end does not depend on
+    /// that at the start (docs/cost-model.md).
+    std::optional<double> forgetting_heads = std::nullopt;
     std::optional<double> validation_loss = std::nullopt;
 
     [[nodiscard]] double tokens_per_second() const;

@@ -10,6 +10,7 @@
 
 #include "core/files.h"
 #include "hybridcp/error.h"
+#include "model/layout_schedule.h"
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/model_setup.h"
@@ -90,6 +91,7 @@ class Trainer {
             }
         });
         note(skipped);
+        note(describe_layouts(model_->config(), parallel_));
         optimizer_.emplace(model_->parameters(),
                            AdamWOptions{.betas = recipe_.train.optimizer.betas,
                                         .eps = recipe_.train.optimizer.eps,
@@ -213,27 +215,10 @@ class Trainer {
         return make_batches(rows, size);
     }
 
-    void reset_recorders() const {
-        for (const auto& group : {mesh_.world, mesh_.cp, mesh_.dp}) {
-            group->recorder().reset();
-        }
-    }
-    [[nodiscard]] std::map<std::string, OpTraffic> collect_traffic() const {
-        std::map<std::string, OpTraffic> traffic;
-        for (const auto& group : {mesh_.world, mesh_.cp, mesh_.dp}) {
-            for (const auto& [op, moved] : group->recorder().traffic()) {
-                traffic[op].messages += moved.messages;
-                traffic[op].bytes += moved.bytes;
-                traffic[op].seconds += moved.seconds;
-            }
-        }
-        return traffic;
-    }
-
     StepMetrics step() {
         const std::int64_t number = state_.step + 1;
         mesh_.set_step(number);
-        reset_recorders();
+        mesh_.reset_recorders();
         try {
             StepMetrics metrics = update(number);
             if (recipe_.train.eval_every > 0 && number % recipe_.train.eval_every == 0) {
@@ -275,7 +260,8 @@ class Trainer {
         metrics.ce_loss = loss.aux_loss ? std::optional(loss.ce_loss) : std::nullopt;
         metrics.num_labels = loss.num_labels;
         metrics.num_tokens = loss.num_tokens;
-        metrics.traffic = collect_traffic();
+        metrics.traffic = mesh_.traffic();
+        metrics.forgetting_heads = mesh_.cp->recorder().share("gdn_forgetting_heads");
         if (report_.is_bytes) {
             metrics.bits_per_byte = loss.ce_loss / std::numbers::ln2;
         }
