@@ -15,7 +15,8 @@ constexpr double kBarLeft = 680, kBarWidth = 140;
 constexpr double kRowHeight = 22, kRowGap = 4;
 constexpr double kLetterWidth = 6.6;       // of the font size below, about
 constexpr std::size_t kMaxPieces = 3000;   // drawn one by one
-constexpr std::int64_t kNumColumns = 552;  // instead, when there are more
+constexpr std::int64_t kMaxColumns = 552;  // instead, when there are more
+constexpr std::int64_t kMaxCells = 20000;  // columns of all ranks together
 constexpr const char* kInk = "#1f2933";
 constexpr const char* kFaint = "#6b7785";
 
@@ -126,8 +127,10 @@ class Drawing {
     }
 
     void add_columns(const KindSurvey& kind) {
-        const auto cells = cells_of_ranks(kind, kNumColumns);
-        const double width = kLaneWidth / static_cast<double>(kNumColumns);
+        const std::int64_t num_columns =
+            std::min(kMaxColumns, kMaxCells / survey_.request.num_ranks);
+        const auto cells = cells_of_ranks(kind, num_columns);
+        const double width = kLaneWidth / static_cast<double>(num_columns);
         for (int rank = 0; rank < survey_.request.num_ranks; ++rank) {
             double x = kLaneLeft;
             for (const Cell& cell : cells[static_cast<std::size_t>(rank)]) {
