@@ -44,7 +44,7 @@ check() {
 }
 
 check version "$kHcp" version
-for op in gdn conv1d gated_attention gated_rmsnorm rmsnorm_zero_centered rope_partial swiglu_mlp cross_entropy gdn_gate; do
+for op in gdn conv1d gated_attention gated_rmsnorm rmsnorm_zero_centered rope_partial swiglu_mlp cross_entropy gdn_gate moe; do
   check "op $op" "$kHcp" verify op "$op" "$kGolden/ops/$op"/*.safetensors --device cuda
 done
 model=$kGolden/models/dense_tiny
@@ -57,6 +57,21 @@ for ranks in 1 2; do
         --batch "$model/packed/batch.safetensors" --expected "$model/packed/expected.safetensors" --nproc $ranks \
         train.accelerator.device=cuda train.accelerator.linear_attention_cp_mode=$mode \
         train.accelerator.full_attention_cp_mode=$full
+    done
+  done
+done
+# Layouts: the chain of a document comes back to each rank in zigzag, so both ranks send and receive on one pair.
+for name in dense_tiny moe_tiny; do
+  model=$kGolden/models/$name
+  [[ $gpus -ge 2 && -d $model ]] || continue
+  for mode in p2p all_gather scan ulysses gather_hidden; do
+    for way in zigzag:native zigzag:folded zigzag:contiguous folded:native; do
+      words=(train.accelerator.sequence_layout="${way%:*}")
+      [[ $way == *:native ]] ||
+        words+=(train.accelerator.linear_attention_layout=convert train.accelerator.convert_to="${way#*:}")
+      check "$name 2 gpus $mode $way" "$kHcp" verify model "$model" --batch "$model/packed/batch.safetensors" \
+        --expected "$model/packed/expected.safetensors" --nproc 2 train.accelerator.device=cuda \
+        train.accelerator.linear_attention_cp_mode=$mode train.accelerator.full_attention_cp_mode=ring "${words[@]}"
     done
   done
 done

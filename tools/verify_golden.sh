@@ -87,6 +87,7 @@ verify_layouts() {
   local model batch name ranks mode way turn=0 wanted full cut
   local fulls=(ring all_gather)
   for model in dense_tiny moe_tiny dense_tiny8; do
+    [[ -d $kGolden/models/$model ]] || continue
     for batch in "$kGolden/models/$model"/*/batch.safetensors; do
       name="$model/$(basename "$(dirname "$batch")")"
       for ranks in 2 3 4 5 8; do

@@ -127,13 +127,13 @@ TEST_P(EveryWay, IsOneModel) {
             const StepLoss loss = forward_backward(model, {packed.batch}, way, mesh);
             EXPECT_NEAR(loss.loss, expected_loss, kLossBar);
             EXPECT_LE(gradient_error(model, packed.expected), kAllGradientsBar);
-            // Forward and backward; a collective is one message, a swap one where there is a
+            // Forward and backward: an all-to-all is one message, a swap one where there is a
             // partner.
             const std::int64_t messages = mesh.traffic()["conversion"].messages;
-            EXPECT_LE(messages, 2 * num_conversions(model.config(), way));
-            if (way.layout_kind == LayoutKind::kContiguous ||
-                way.linear_layout_kind == LayoutKind::kContiguous) {
-                EXPECT_EQ(messages, 2 * num_conversions(model.config(), way));
+            const std::int64_t converted = 2 * num_conversions(model.config(), way);
+            EXPECT_LE(messages, converted);
+            if (mesh.cp->size() == 4) {  // every rank has a partner in each pair of layouts
+                EXPECT_EQ(messages, converted);
             }
         }
     });
