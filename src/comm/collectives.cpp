@@ -102,7 +102,7 @@ void Group::all_reduce(const std::string& op, at::Tensor& tensor, bool maximum) 
     c10d::AllreduceOptions how;
     how.reduceOp = maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     std::vector<at::Tensor> tensors{tensor.detach()};
-    collective(op, 2 * (size() - 1) * num_bytes(tensor) / size(),
+    collective(op, num_bytes(tensor) * 2 * (size() - 1) / size(),
                [&] { return backend_->allreduce(tensors, how); });
 }
 

@@ -15,7 +15,7 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-struct Saved : torch::CustomClassHolder {
+struct Call : torch::CustomClassHolder {
     CpContext context;
     double scale = 1.0;
 };
@@ -136,12 +136,9 @@ struct RingAttention : Function<RingAttention> {
                             const Variable& q,
                             const Variable& k,
                             const Variable& v,
-                            double scale,
-                            const CpContext& context) {
-        auto saved = c10::make_intrusive<Saved>();
-        saved->context = context;
-        saved->scale = scale;
-        ctx->saved_data["saved"] = c10::IValue::make_capsule(saved);
+                            const c10::intrusive_ptr<Call>& call) {
+        ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+        const CpContext& context = call->context;
         KeyRing ring(k, v, context);
         AttentionOutput sum = attention_to_no_keys(q);
         for (std::size_t step = 0; step < context.plan->ring.size(); ++step) {
@@ -152,7 +149,7 @@ struct RingAttention : Function<RingAttention> {
                         .k = keys_of(ring.held()),
                         .v = values_of(ring.held()),
                         .blocks = blocks,
-                        .scale = scale},
+                        .scale = call->scale},
                        sum);
             }
             ring.advance();
@@ -167,9 +164,9 @@ struct RingAttention : Function<RingAttention> {
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-        const auto holder = ctx->saved_data["saved"].toCapsule();
-        const auto& saved = static_cast<const Saved&>(*holder);
-        const BatchPlan& plan = *saved.context.plan;
+        const auto holder = ctx->saved_data["call"].toCapsule();
+        const auto& call = static_cast<const Call&>(*holder);
+        const BatchPlan& plan = *call.context.plan;
         const variable_list tensors = ctx->get_saved_variables();
         const at::Tensor &q = tensors[0], &k = tensors[1], &v = tensors[2];
         const at::Tensor &lse = tensors[4], &rounding = tensors[5];
@@ -179,8 +176,8 @@ struct RingAttention : Function<RingAttention> {
         }
         const AttentionRows rows = make_attention_rows({.o = o, .lse = lse}, gradients[0]);
         const at::Tensor dq = at::zeros_like(o);
-        KeyRing ring(k, v, saved.context);
-        GradientReturn returned(at::zeros(ring.held().sizes(), o.options()), saved.context);
+        KeyRing ring(k, v, call.context);
+        GradientReturn returned(at::zeros(ring.held().sizes(), o.options()), call.context);
         for (std::size_t step = 0; step < plan.ring.size(); ++step) {
             ring.post_next(step);
             const at::Tensor d_held =
@@ -190,7 +187,7 @@ struct RingAttention : Function<RingAttention> {
                                  .k = keys_of(ring.held()),
                                  .v = values_of(ring.held()),
                                  .blocks = plan.ring_blocks[step],
-                                 .scale = saved.scale},
+                                 .scale = call.scale},
                                 rows, {.dq = dq, .dk = keys_of(d_held), .dv = values_of(d_held)});
             }
             returned.collect();  // what the step before sent had this step's time
@@ -201,7 +198,7 @@ struct RingAttention : Function<RingAttention> {
         }
         returned.collect();
         return {dq.to(q.scalar_type()), keys_of(returned.sum()).to(k.scalar_type()),
-                values_of(returned.sum()).to(v.scalar_type()), Variable(), Variable()};
+                values_of(returned.sum()).to(v.scalar_type()), Variable()};
     }
 };
 
@@ -212,7 +209,10 @@ at::Tensor ring_attention(const at::Tensor& q,
                           const at::Tensor& v,
                           double scale,
                           const CpContext& context) {
-    return RingAttention::apply(q, k, v, scale, context);
+    auto call = c10::make_intrusive<Call>();
+    call->context = context;
+    call->scale = scale;
+    return RingAttention::apply(q, k, v, call);
 }
 
 }  // namespace hybridcp

@@ -12,6 +12,7 @@ at::Tensor pack_rows(const at::Tensor& from,
                      const std::vector<RowRun>& runs,
                      std::int64_t RowRun::* at_row) {
     std::vector<at::Tensor> pieces;
+    pieces.reserve(runs.size());
     for (const RowRun& run : runs) {
         pieces.push_back(from.narrow(0, run.*at_row, run.count));
     }

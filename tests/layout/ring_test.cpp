@@ -15,6 +15,7 @@ using testing::Lengths;
 
 std::vector<RingSchedule> schedules_of(const Layout& layout) {
     std::vector<RingSchedule> all;
+    all.reserve(static_cast<std::size_t>(layout.num_ranks()));
     for (int rank = 0; rank < layout.num_ranks(); ++rank) {
         all.push_back(make_ring_schedule(layout, rank));
     }
@@ -73,10 +74,14 @@ class Simulation {
 
   private:
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-    std::size_t num_tokens() const { return static_cast<std::size_t>(layout_.num_tokens()); }
-    const RingStep& at(int rank, int step) const { return schedules_[index(rank)][index(step)]; }
+    [[nodiscard]] std::size_t num_tokens() const {
+        return static_cast<std::size_t>(layout_.num_tokens());
+    }
+    [[nodiscard]] const RingStep& at(int rank, int step) const {
+        return schedules_[index(rank)][index(step)];
+    }
 
-    std::int64_t num_visible_pairs() const {
+    [[nodiscard]] std::int64_t num_visible_pairs() const {
         std::int64_t pairs = 0;
         for (const std::int64_t length : layout_.document_lengths()) {
             pairs += length * (length + 1) / 2;
@@ -85,7 +90,7 @@ class Simulation {
     }
 
     // The message's rows in the order in which the receiver holds them.
-    Lengths packed(const RowMessage& message, const Lengths& keys) const {
+    [[nodiscard]] Lengths packed(const RowMessage& message, const Lengths& keys) const {
         Lengths rows;
         for (const RowRun& run : message.runs) {
             EXPECT_EQ(run.target, static_cast<std::int64_t>(rows.size()));
@@ -152,7 +157,9 @@ class Simulation {
         }
     }
 
-    std::int64_t doc_of(std::int64_t flat) const { return doc_of_[static_cast<std::size_t>(flat)]; }
+    [[nodiscard]] std::int64_t doc_of(std::int64_t flat) const {
+        return doc_of_[static_cast<std::size_t>(flat)];
+    }
 
     const Layout& layout_;
     std::vector<RingSchedule> schedules_;
@@ -196,11 +203,11 @@ TEST(RingSchedule, PackedBatchesOnManyRanks) {
 
 class EqualZigzag : public ::testing::TestWithParam<int> {
   protected:
-    int num_ranks() const { return GetParam(); }
-    Layout layout(std::int64_t chunk) const {
+    [[nodiscard]] int num_ranks() const { return GetParam(); }
+    [[nodiscard]] Layout layout(std::int64_t chunk) const {
         return Layout::make({.kind = LayoutKind::kZigzag,
                              .num_ranks = num_ranks(),
-                             .document_lengths = {2 * num_ranks() * chunk}});
+                             .document_lengths = {chunk * 2 * num_ranks()}});
     }
 };
 
