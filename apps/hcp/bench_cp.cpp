@@ -208,9 +208,19 @@ int bench_cp(const BenchCpOptions& options) {
     const Recipe recipe = load_recipe(options.recipe_path, options.overrides);
     (void)bench_variants(options, recipe.train.accelerator,
                          recipe_model_config(recipe.model).head_counts(), recipe.model.dtype);
+    // The share of the linear layers is that of ranks with as many threads as the others have.
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    const bool chosen = ::getenv("OMP_NUM_THREADS") != nullptr;
+    const int smallest = *std::min_element(options.ranks.begin(), options.ranks.end());
+    if (!chosen) {
+        ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / smallest)).c_str(), 1);
+    }
     Json results = run_ranks_of_size(options, 1);
+    if (!chosen) {
+        ::unsetenv("OMP_NUM_THREADS");
+    }
     results["cpu"] = cpu_name();
-    results["cores"] = static_cast<int>(std::thread::hardware_concurrency());
+    results["cores"] = cores;
     results["version"] = HCP_VERSION;
     results["recipe"] = to_yaml(recipe);
     results["sizes"] = Json::array();

@@ -180,8 +180,9 @@ c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
     call->backend =
         context.parallel.reference_backend ? GdnBackend::kReference : GdnBackend::kEager;
     call->options = options;
-    if (context.parallel.exact_summaries) {
-        call->options.summary_floor = GdnOptions::kExactSummary;
+    if (!options.summary_floor) {
+        call->options.summary_floor =
+            context.parallel.exact_summaries ? GdnOptions::kExactSummary : GdnOptions::kFastSummary;
     }
     const GdnInputs& in = inputs.tokens;
     const bool wide = call->backend == GdnBackend::kReference || in.q.scalar_type() == at::kDouble;

@@ -16,7 +16,7 @@ struct Problem {
     double scale = 1.0;
     bool use_qk_l2norm = true;
     std::int64_t chunk_size = 64;
-    double summary_floor = GdnOptions::kFastSummary;
+    double summary_floor = GdnOptions::kExactSummary;
 
     [[nodiscard]] std::int64_t num_tokens() const { return inputs.q.size(0); }
     [[nodiscard]] std::int64_t num_segments() const {

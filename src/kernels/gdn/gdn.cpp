@@ -145,7 +145,7 @@ std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
         .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
         .use_qk_l2norm = options.use_qk_l2norm,
         .chunk_size = options.chunk_size,
-        .summary_floor = options.summary_floor};
+        .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
     switch (backend) {
         case GdnBackend::kReference:
             return gdn::make_reference_call(std::move(problem));
