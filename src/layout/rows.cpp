@@ -22,6 +22,7 @@ void RowMessages::append(int peer, const RowRun& run) {
 
 std::vector<RowMessage> RowMessages::take() {
     std::vector<RowMessage> messages;
+    messages.reserve(by_peer_.size());
     for (auto& [peer, message] : by_peer_) {
         messages.push_back(std::move(message));
     }
