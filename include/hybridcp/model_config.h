@@ -59,8 +59,8 @@ struct ModelConfig {
 void write_model_config(const ModelConfig& config,
                         const std::string& folder,
                         at::ScalarType dtype = at::kFloat);
-/// tiny, tiny-moe, qwen3_5-0.8b, -2b, -4b, -9b, -27b, -35b-a3b, -122b-a10b, -397b-a17b. Errors:
-/// UsageError naming the nearest preset.
+/// tiny, tiny-linear, tiny-moe, qwen3_5-0.8b, -2b, -4b, -9b, -27b, -35b-a3b, -122b-a10b,
+/// -397b-a17b. Errors: UsageError naming the nearest preset.
 [[nodiscard]] ModelConfig preset_model_config(const std::string& name);
 /// The first `num_layers` layers. Errors: UsageError when there are fewer.
 [[nodiscard]] ModelConfig with_num_layers(ModelConfig config, std::int64_t num_layers);

@@ -88,6 +88,13 @@ ModelConfig tiny_config() {
     return config;
 }
 
+// `tiny` with a narrow feed-forward: most of a step is linear attention.
+ModelConfig tiny_linear_config() {
+    ModelConfig config = tiny_config();
+    config.intermediate_size = 64;
+    return config;
+}
+
 // 1.7 M parameters, of which a token uses 1.1 M.
 ModelConfig tiny_moe_config() {
     ModelConfig config = tiny_config();
@@ -106,10 +113,13 @@ ModelConfig preset_model_config(const std::string& name) {
     if (name == "tiny") {
         return tiny_config();
     }
+    if (name == "tiny-linear") {
+        return tiny_linear_config();
+    }
     if (name == "tiny-moe") {
         return tiny_moe_config();
     }
-    std::vector<std::string> known{"tiny", "tiny-moe"};
+    std::vector<std::string> known{"tiny", "tiny-linear", "tiny-moe"};
     for (const ReleasedSize& size : kReleasedSizes) {
         if (name == size.name) {
             return released_config(size);
