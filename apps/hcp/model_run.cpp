@@ -26,6 +26,21 @@ void add_losses(const at::Tensor& ce_loss,
     }
 }
 
+at::Device device_of(const HybridModel& model) {
+    return model.parameters().front().value.device();
+}
+
+BatchPlan plan_batch(const HybridModel& model,
+                     const TokenBatch& batch,
+                     const Parallel& parallel,
+                     const Mesh& mesh) {
+    return make_batch_plan({.document_lengths = batch.document_lengths,
+                            .parallel = parallel,
+                            .rank = mesh.cp->rank(),
+                            .conv_width = static_cast<int>(model.config().linear_conv_kernel_dim),
+                            .device = device_of(model)});
+}
+
 }  // namespace
 
 ModelResults run_model(const HybridModel& model,
@@ -36,13 +51,8 @@ ModelResults run_model(const HybridModel& model,
         at::Tensor value = parameter.value;
         value.mutable_grad().reset();
     }
-    const at::Device device = model.parameters().front().value.device();
-    const BatchPlan plan =
-        make_batch_plan({.document_lengths = batch.document_lengths,
-                         .parallel = parallel,
-                         .rank = mesh.cp->rank(),
-                         .conv_width = static_cast<int>(model.config().linear_conv_kernel_dim),
-                         .device = device});
+    const at::Device device = device_of(model);
+    const BatchPlan plan = plan_batch(model, batch, parallel, mesh);
     mesh.cp->agree(plan.tag.hash, "the batch and its layout");
     const CpContext context{.group = mesh.cp.get(), .plan = &plan, .parallel = parallel};
     const at::Tensor token_ids = batch.token_ids.to(device).index_select(0, plan.flat_indices);

@@ -21,6 +21,21 @@
 
 namespace hybridcp {
 
+namespace {
+
+void check_token_ids(const at::Tensor& token_ids, const BatchPlan& plan, std::int64_t vocab_size) {
+    HCP_CHECK_EQ(token_ids.dim(), 1, "token ids are the local tokens in one row");
+    HCP_CHECK_EQ(token_ids.size(0), plan.num_local_tokens(), "number of local token ids");
+    if (token_ids.is_cpu() && token_ids.numel() > 0) {  // on other devices it would wait for them
+        const auto [least, largest] = at::aminmax(token_ids);
+        HCP_CHECK(least.item<std::int64_t>() >= 0 && largest.item<std::int64_t>() < vocab_size,
+                  "token ids from {} to {} do not fit the vocabulary of {}",
+                  least.item<std::int64_t>(), largest.item<std::int64_t>(), vocab_size);
+    }
+}
+
+}  // namespace
+
 HybridModel::HybridModel(ModelConfig config,
                          std::vector<NamedParameter> parameters,
                          at::ScalarType compute_dtype)
@@ -164,15 +179,7 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
                                    const CpContext& context,
                                    bool keep_per_layer) const {
     HCP_CHECK(context.plan != nullptr, "forward needs the batch's plan");
-    HCP_CHECK_EQ(token_ids.dim(), 1, "token ids are the local tokens in one row");
-    HCP_CHECK_EQ(token_ids.size(0), context.plan->num_local_tokens(), "number of local token ids");
-    if (token_ids.is_cpu() && token_ids.numel() > 0) {  // on other devices it would wait for them
-        const auto [least, largest] = at::aminmax(token_ids);
-        HCP_CHECK(
-            least.item<std::int64_t>() >= 0 && largest.item<std::int64_t>() < config_.vocab_size,
-            "token ids from {} to {} do not fit the vocabulary of {}", least.item<std::int64_t>(),
-            largest.item<std::int64_t>(), config_.vocab_size);
-    }
+    check_token_ids(token_ids, *context.plan, config_.vocab_size);
     // The stream between layers stays in fp32: what a layer adds is rounded, their sum is not.
     const LayoutTag stream_layout = context.plan->tag;
     Sharded hidden{at::embedding(exact_weight(kEmbeddingName), token_ids), stream_layout};
