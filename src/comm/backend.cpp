@@ -1,6 +1,11 @@
 #include "comm/backend.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <cstdlib>
+#include <exception>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -28,6 +33,41 @@ std::shared_ptr<gloo::transport::Device> gloo_device() {
         return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
     }
     return ProcessGroupGloo::createDefaultDevice();
+}
+
+// Whether more ranks were started on this machine (torchrun's variable) than it has cores for.
+bool ranks_share_cores() {
+    const char* local_ranks = std::getenv("LOCAL_WORLD_SIZE");
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    return local_ranks != nullptr && sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
+           std::atoi(local_ranks) > CPU_COUNT(&cores);
+}
+
+// Gloo's loop thread polls without a pause while another thread holds the lock of a connection,
+// say one that writes to it and had to give up its core: with 8 ranks on 2 cores that was a third
+// of all CPU time. Where ranks share cores it therefore runs only on what they leave. A thread
+// inherits its policy, and giving up an idle one takes a privilege: hence a thread that makes it.
+std::shared_ptr<gloo::transport::Device> gloo_device_for_ranks() {
+    if (!ranks_share_cores()) {
+        return gloo_device();
+    }
+    std::shared_ptr<gloo::transport::Device> device;
+    std::exception_ptr failure;
+    std::thread maker([&] {
+        const sched_param priority{};
+        (void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &priority);
+        try {
+            device = gloo_device();
+        } catch (...) {
+            failure = std::current_exception();
+        }
+    });
+    maker.join();
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+    return device;
 }
 
 // The first line of a message, without the "[file:line] " that Gloo puts before it.
@@ -69,7 +109,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
     }
 #endif
     auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
-    gloo_options->devices.push_back(gloo_device());
+    gloo_options->devices.push_back(gloo_device_for_ranks());
     return c10::make_intrusive<c10d::ProcessGroupGloo>(group_store, options.rank, options.size,
                                                        gloo_options);
 }
