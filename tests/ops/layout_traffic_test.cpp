@@ -140,6 +140,75 @@ TEST_P(EveryRankCount, GatherHiddenSendsEveryTokenToEveryRank) {
     });
 }
 
+TEST_P(EveryRankCount, ZigzagToContiguousSendsTheRowsWhoseRankChanges) {
+    const int P = GetParam();
+    constexpr std::int64_t kWidth = 5;
+    run_ranks(P, [&](Group& group) {
+        const BatchPlan plan =
+            make_batch_plan({.document_lengths = {kTokens},
+                             .parallel = {.cp = P,
+                                          .layout_kind = LayoutKind::kZigzag,
+                                          .linear_layout_kind = LayoutKind::kContiguous},
+                             .rank = group.rank()});
+        const CpContext context{.group = &group, .plan = &plan, .parallel = {.cp = P}};
+        const at::Tensor stays = at::isin(plan.flat_indices, plan.linear->flat_indices);
+        const std::int64_t moved = stays.logical_not().sum().item<std::int64_t>();
+        const Sharded x{random({plan.num_local_tokens(), kWidth}).requires_grad_(true), plan.tag};
+        convert(x, plan.linear->tag, context).local.sum().backward();
+        EXPECT_EQ(group.recorder().of("conversion").messages, 2);
+        EXPECT_EQ(group.recorder().of("conversion").bytes, 2 * moved * kWidth * 4);
+    });
+}
+
+TEST_P(EveryRankCount, HaloSendsThreeRowsALink) {
+    constexpr std::int64_t kChannels = 6;
+    const int P = GetParam();
+    const OpInputs inputs{.tokens = {random({kTokens, kChannels})},
+                          .weights = {random({kChannels, kConvWidth})},
+                          .d_output = random({kTokens, kChannels})};
+    for (const LayoutKind kind : kLayoutKinds) {
+        const std::vector<int> chain = chain_of(kind, P);
+        std::vector<std::int64_t> links(static_cast<std::size_t>(P), 0);
+        for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
+            ++links[static_cast<std::size_t>(chain[i])];      // rows
+            ++links[static_cast<std::size_t>(chain[i + 1])];  // their gradients
+        }
+        const ShardedRun run = run_sharded(
+            Layout::make({.kind = kind, .num_ranks = P, .document_lengths = {kTokens}}), Parallel{},
+            inputs, [](const std::vector<at::Tensor>& x, const CpContext& context) {
+                return causal_conv_silu_cp(shard(x[0], context), x[1], context).local;
+            });
+        for (std::size_t r = 0; r < links.size(); ++r) {
+            EXPECT_EQ(run.traffic[r].of("conv_halo").bytes,
+                      links[r] * (kConvWidth - 1) * kChannels * 4);
+        }
+    }
+}
+
+TEST_P(EveryRankCount, AttentionUlyssesSendsTheHeadsOfOtherRanks) {
+    constexpr std::int64_t kHeadDim = 8;
+    const int P = GetParam();
+    const OpInputs inputs{
+        .tokens = {random({kTokens, std::int64_t{2} * P, kHeadDim}), random({kTokens, P, kHeadDim}),
+                   random({kTokens, P, kHeadDim})},
+        .weights = {},
+        .d_output = random({kTokens, std::int64_t{2} * P, kHeadDim})};
+    const ShardedRun run = run_sharded(
+        Layout::make({.kind = LayoutKind::kZigzag, .num_ranks = P, .document_lengths = {kTokens}}),
+        Parallel{.full_attention_mode = FullAttentionMode::kUlysses}, inputs,
+        [](const std::vector<at::Tensor>& x, const CpContext& context) {
+            return causal_attention_cp(shard(x[0], context), shard(x[1], context),
+                                       shard(x[2], context), 0.3, context)
+                .local;
+        });
+    // A rank has two query heads and one of k and of v: q, k, v there and o back, then the reverse.
+    const std::int64_t one_way = (P - 1) * (kTokens / P) * kHeadDim * (2 + 1 + 1 + 2);
+    for (const Recorder& recorder : run.traffic) {
+        EXPECT_EQ(recorder.of("attention_ulysses").messages, 4);
+        EXPECT_EQ(recorder.of("attention_ulysses").bytes, 2 * one_way * 4);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryRankCount, ::testing::Values(2, 3, 4, 5, 8));
 
 }  // namespace
