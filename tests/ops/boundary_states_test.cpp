@@ -60,6 +60,10 @@ TEST_P(Forgetting, ExactSummariesChangeNoBit) {
             const ShardedRun cut =
                 run_sharded(layout, parallel, inputs, gdn_with_floor(GdnOptions::kExactSummary));
             EXPECT_TRUE(at::equal(cut.output, whole.output));
+            // The comparison would see a summary that leaves out too much.
+            const ShardedRun short_walk =
+                run_sharded(layout, parallel, inputs, gdn_with_floor(-0.5));
+            EXPECT_FALSE(at::equal(short_walk.output, whole.output));
             for (std::size_t i = 0; i < whole.gradients.size(); ++i) {
                 EXPECT_TRUE(at::equal(cut.gradients[i], whole.gradients[i])) << "gradient " << i;
             }
