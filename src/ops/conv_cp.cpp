@@ -3,17 +3,13 @@
 
 #include "hybridcp/error.h"
 #include "kernels/conv/causal_conv.h"
+#include "ops/autograd.h"
 #include "ops/context_parallel.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 struct Saved : torch::CustomClassHolder {
     CpContext context;

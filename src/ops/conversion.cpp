@@ -2,16 +2,12 @@
 
 #include "comm/cpu_timer.h"
 #include "hybridcp/error.h"
+#include "ops/autograd.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 constexpr const char* kOp = "conversion";
 

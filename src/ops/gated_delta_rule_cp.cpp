@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "hybridcp/error.h"
+#include "ops/autograd.h"
 #include "ops/context_parallel.h"
 #include "ops/head_exchange.h"
 #include "ops/state_exchange.h"
@@ -14,11 +15,6 @@
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 /// What one call keeps for its backward: the kernel call and the exchange (null where nothing is
 /// exchanged).

@@ -3,15 +3,11 @@
 #include <algorithm>
 
 #include "hybridcp/error.h"
+#include "ops/autograd.h"
 
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 /// One exchange's constants, shared by its forward and backward.
 struct Exchange : torch::CustomClassHolder {

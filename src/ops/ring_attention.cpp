@@ -4,16 +4,12 @@
 #include "ops/ring_attention.h"
 
 #include "kernels/attention/partial_attention.h"
+#include "ops/autograd.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 struct Call : torch::CustomClassHolder {
     CpContext context;

@@ -1,4 +1,5 @@
 #include "ops/token_gather.h"
+#include "ops/autograd.h"
 
 #include <ATen/OpMathType.h>
 
@@ -7,11 +8,6 @@
 namespace hybridcp {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 struct Saved : torch::CustomClassHolder {
     CpContext context;
