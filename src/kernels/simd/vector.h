@@ -43,20 +43,13 @@ HCP_INLINE void store(float* x, Vec v) {
     std::memcpy(x, &v, sizeof(v));
 }
 
+// A scalar operand is spread over the lanes; subtracting zero changes no bit and costs nothing.
 HCP_INLINE Vec broadcast(float x) {
-    Vec v;
-    for (int i = 0; i < kLanes; ++i) {
-        v[i] = x;
-    }
-    return v;
+    return x - Vec{};
 }
 
 HCP_INLINE VecInt broadcast_int(std::int32_t x) {
-    VecInt v;
-    for (int i = 0; i < kLanes; ++i) {
-        v[i] = x;
-    }
-    return v;
+    return x - VecInt{};
 }
 
 /// yes where mask is all ones, no where it is 0.

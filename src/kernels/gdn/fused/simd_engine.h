@@ -1,0 +1,144 @@
+// Small matrix products for the chunk kernels. Operands are seen as units of 32 bits along the
+// depth: one fp32, or a pair of bf16. So one loop serves both:
+//     C[i, j..] += left[i, u] (broadcast) * right[u, j..]
+// The result stays in registers and is handed to an epilogue, two rows at a time, which scales,
+// masks, converts and stores.
+#pragma once
+
+#include "kernels/simd/vector.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// Unit u of row i at units[i * row_stride + u * unit_stride]: rows as they lie (unit_stride 1), or
+/// a transposed operand read from token-major units (row_stride 1).
+struct LeftOperand {
+    const std::uint32_t* units;
+    int row_stride;
+    int unit_stride;
+};
+
+/// Columns of a panel: right operands and states are stored as [columns / 32][rows][32], since rows
+/// that lie a power of two apart would share a few sets of the first-level cache.
+inline constexpr int kPanel = 32;
+
+/// Unit u of column j at units[(j / 32) * panel_stride + u * 32 + j % 32].
+struct RightOperand {
+    const std::uint32_t* units;
+    int panel_stride;
+};
+
+struct DepthRange {
+    int begin, end;  // in units
+};
+
+HCP_INLINE int round_up(int x, int multiple) {
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+/// The unit at x in every lane.
+HCP_INLINE VecUint broadcast_unit(const std::uint32_t* x) {
+    return *x - VecUint{};
+}
+
+HCP_INLINE VecUint load_units(const std::uint32_t* x) {
+    VecUint v;
+    std::memcpy(&v, x, sizeof(v));
+    return v;
+}
+
+HCP_INLINE void store_units(std::uint32_t* x, VecUint v) {
+    std::memcpy(x, &v, sizeof(v));
+}
+
+struct Fp32Arithmetic {
+    using Element = float;
+    static constexpr int kPerUnit = 1;
+    static HCP_INLINE Vec multiply_add(Vec sum, VecUint a, VecUint b) {
+        return std::bit_cast<Vec>(a) * std::bit_cast<Vec>(b) + sum;
+    }
+};
+
+struct Bf16Arithmetic {
+    using Element = Bf16;
+    static constexpr int kPerUnit = 2;
+    static HCP_INLINE Vec multiply_add(Vec sum, VecUint a, VecUint b) {
+#if defined(__AVX512BF16__)
+        return std::bit_cast<Vec>(_mm512_dpbf16_ps(std::bit_cast<__m512>(sum),
+                                                   std::bit_cast<__m512bh>(a),
+                                                   std::bit_cast<__m512bh>(b)));
+#else
+        const auto low = [](VecUint x) { return std::bit_cast<Vec>(x << 16); };
+        const auto high = [](VecUint x) { return std::bit_cast<Vec>(x & 0xffff0000U); };
+        return high(a) * high(b) + (low(a) * low(b) + sum);
+#endif
+    }
+};
+
+/// Products on vector registers.
+template <typename Arithmetic>
+struct SimdEngine : Arithmetic {
+    static constexpr bool kTiles = false;
+    static constexpr int kRows = kLanes == 16 ? 8 : 4;  // of a register block
+    static constexpr int kVectors = 2;
+    static constexpr int kRowMultiple = 8;  // products come in multiples of this many rows
+
+    static void begin() {}
+    static void end() {}
+
+    /// epilogue(i, j, first, second): columns j .. j + kLanes - 1 of the rows i and i + 1.
+    /// `depth(i)` is the range of units that rows i .. i + kRows - 1 need. rows: a multiple of
+    /// kRowMultiple; columns: of 32.
+    template <typename Depth, typename Epilogue>
+    static HCP_INLINE void multiply(LeftOperand left,
+                                    RightOperand right,
+                                    int rows,
+                                    int columns,
+                                    Depth depth,
+                                    Epilogue epilogue) {
+        for (int j = 0; j < columns; j += kVectors * kLanes) {
+            for (int i = 0; i < rows; i += kRows) {
+                block(left, right, i, j, depth(i), epilogue);
+            }
+        }
+    }
+
+  private:
+    template <typename Epilogue>
+    static HCP_INLINE void block(LeftOperand left,
+                                 RightOperand right,
+                                 int i,
+                                 int j,
+                                 DepthRange depth,
+                                 Epilogue& epilogue) {
+        Vec sums[kRows][kVectors] = {};
+        const std::uint32_t* a = left.units + i * left.row_stride + depth.begin * left.unit_stride;
+        const std::uint32_t* b =
+            right.units + (j / kPanel) * right.panel_stride + depth.begin * kPanel + j % kPanel;
+        for (int u = depth.begin; u < depth.end; ++u) {
+            VecUint columns[kVectors];
+#pragma GCC unroll 8
+            for (int n = 0; n < kVectors; ++n) {
+                columns[n] = load_units(b + n * kLanes);
+            }
+#pragma GCC unroll 8
+            for (int m = 0; m < kRows; ++m) {
+                const VecUint row = broadcast_unit(a + m * left.row_stride);
+#pragma GCC unroll 8
+                for (int n = 0; n < kVectors; ++n) {
+                    sums[m][n] = Arithmetic::multiply_add(sums[m][n], row, columns[n]);
+                }
+            }
+            a += left.unit_stride;
+            b += kPanel;
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < kRows; m += 2) {
+#pragma GCC unroll 8
+            for (int n = 0; n < kVectors; ++n) {
+                epilogue(i + m, j + n * kLanes, sums[m][n], sums[m + 1][n]);
+            }
+        }
+    }
+};
+
+}  // namespace hybridcp::HCP_ISA
