@@ -102,8 +102,10 @@ std::shared_ptr<GdnCall> make_call(const OpCase& op_case,
     const GdnOptions options{.use_qk_l2norm = op_case.option("use_qk_l2norm").get<bool>(),
                              .scale = op_case.option("scale").get<double>(),
                              .chunk_size = run.chunk_size};
-    return make_gdn_call(run.reference ? GdnBackend::kReference : GdnBackend::kEager, inputs,
-                         offsets, options);
+    const GdnBackend backend = run.reference ? GdnBackend::kReference
+                               : run.fused   ? GdnBackend::kFused
+                                             : GdnBackend::kEager;
+    return make_gdn_call(backend, inputs, offsets, options);
 }
 
 void add_heads(const std::string& name,

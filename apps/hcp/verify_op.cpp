@@ -27,15 +27,17 @@ OpRun check_run(const VerifyOpOptions& options) {
         throw UsageError(
             fmt::format("--chunk {} is not a chunk size: 64 is the default", options.chunk_size));
     }
-    if (options.backend != "eager" && options.backend != "reference") {
-        throw UsageError(
-            fmt::format("unknown backend '{}': eager and reference are built", options.backend));
+    if (options.backend != "eager" && options.backend != "fused" &&
+        options.backend != "reference") {
+        throw UsageError(fmt::format("unknown backend '{}': eager, fused and reference are built",
+                                     options.backend));
     }
     if (options.dtype != "fp32" && options.dtype != "bf16") {
         throw UsageError(
             fmt::format("unknown dtype '{}': fp32 and bf16 are supported", options.dtype));
     }
     run.reference = options.backend == "reference";
+    run.fused = options.backend == "fused";
     run.bf16 = options.dtype == "bf16";
     if (run.reference && run.bf16) {
         throw UsageError(

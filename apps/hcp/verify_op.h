@@ -14,7 +14,7 @@ namespace hybridcp::cli {
 struct VerifyOpOptions {
     std::string op;
     std::vector<std::string> files;
-    std::string backend = "eager";  // eager | reference (fp64)
+    std::string backend = "eager";  // eager | fused (cpu) | reference (fp64)
     std::string dtype = "fp32";     // fp32 | bf16; with reference only fp32
     std::string device = "cpu";
     std::int64_t chunk_size = 64;  // gdn, eager
@@ -27,6 +27,7 @@ struct VerifyOpOptions {
 /// The options of one run once checked.
 struct OpRun {
     bool reference = false;
+    bool fused = false;
     bool bf16 = false;
     at::ScalarType dtype = at::kFloat;  // of the computation: kDouble, kFloat or kBFloat16
     at::Device device = at::kCPU;

@@ -14,6 +14,7 @@ namespace hybridcp {
 
 enum class LinearAttentionMode { kUlysses, kP2p, kAllGather, kScan, kGatherHidden };
 enum class FullAttentionMode { kUlysses, kAllGather, kRing };
+enum class LinearAttentionBackend { kReference, kEager, kFused };
 
 struct ParallelOptions {
     std::string device = "cpu";  // cpu | cuda
@@ -25,7 +26,7 @@ struct ParallelOptions {
     std::string full_attention_cp_mode = "ulysses";  // ulysses | all_gather | ring
     std::string linear_attention_cp_mode =
         "ulysses";  // ulysses | p2p | all_gather | scan | gather_hidden
-    std::string linear_attention_gdn_backend = "eager";  // eager | reference
+    std::string linear_attention_gdn_backend = "eager";  // eager | fused | reference
     std::string linear_attention_summary = "truncated";  // truncated | exact
     std::string sequence_layout = "contiguous";          // contiguous | zigzag | folded
     std::string layout_cut = "document";                 // document | row
@@ -58,7 +59,7 @@ struct Parallel {
     int cp = 1;
     LinearAttentionMode linear_attention_mode = LinearAttentionMode::kUlysses;
     FullAttentionMode full_attention_mode = FullAttentionMode::kUlysses;
-    bool reference_backend = false;
+    LinearAttentionBackend linear_attention_backend = LinearAttentionBackend::kEager;
     /// Summaries leave out only what cannot change a bit, not all that fp32 rounds away.
     bool exact_summaries = false;
     LayoutKind layout_kind = LayoutKind::kContiguous;  // of the stream between layers

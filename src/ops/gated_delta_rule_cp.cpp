@@ -169,12 +169,17 @@ struct LocalInputs {
     DocumentStates documents;
 };
 
+GdnBackend kernel_backend(LinearAttentionBackend backend) {
+    return backend == LinearAttentionBackend::kReference ? GdnBackend::kReference
+           : backend == LinearAttentionBackend::kFused   ? GdnBackend::kFused
+                                                         : GdnBackend::kEager;
+}
+
 c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
                                               const GdnOptions& options,
                                               const CpContext& context) {
     auto call = c10::make_intrusive<LocalCall>();
-    call->backend =
-        context.parallel.reference_backend ? GdnBackend::kReference : GdnBackend::kEager;
+    call->backend = kernel_backend(context.parallel.linear_attention_backend);
     call->options = options;
     if (!options.summary_floor) {
         call->options.summary_floor =

@@ -28,8 +28,7 @@ constexpr std::array<std::string_view, 2> kDtypes{"fp32", "bf16"};
 constexpr std::array<std::string_view, 3> kFullModes{"ulysses", "all_gather", "ring"};
 constexpr std::array<std::string_view, 5> kLinearModes{"p2p", "all_gather", "scan", "ulysses",
                                                        "gather_hidden"};
-constexpr std::array<std::string_view, 2> kBackends{"eager", "reference"};
-constexpr std::array<std::string_view, 1> kPlannedBackends{"fused"};
+constexpr std::array<std::string_view, 3> kBackends{"eager", "fused", "reference"};
 constexpr std::array<std::string_view, 2> kSummaries{"truncated", "exact"};
 constexpr std::array<std::string_view, 3> kLayouts{"contiguous", "zigzag", "folded"};
 constexpr std::array<std::string_view, 2> kCuts{"document", "row"};
@@ -61,9 +60,8 @@ Support check_choice(const Choice& choice) {
 Support check_words(const ParallelOptions& options, const std::string& dtype) {
     if (options.linear_attention_gdn_backend == "triton") {
         return refuse(
-            "linear_attention_gdn_backend: triton does not exist here, fused is meant; fused is "
-            "not built yet",
-            "linear_attention_gdn_backend: eager");
+            "linear_attention_gdn_backend: triton does not exist here, fused is meant",
+            "linear_attention_gdn_backend: fused");
     }
     const std::array<Choice, 10> choices{{
         {"device", options.device, kDevices, {}},
@@ -71,7 +69,7 @@ Support check_words(const ParallelOptions& options, const std::string& dtype) {
         {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, {}},
         {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes, {}},
         {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends,
-         kPlannedBackends},
+         {}},
         {"linear_attention_summary", options.linear_attention_summary, kSummaries, {}},
         {"sequence_layout", options.sequence_layout, kLayouts, {}},
         {"layout_cut", options.layout_cut, kCuts, {}},
@@ -142,11 +140,18 @@ Support check_device(const ParallelOptions& options) {
         return refuse("device: cuda needs a build configured with HCP_CUDA=ON", "device: cpu");
     }
 #endif
-    if (options.device == "cuda" && options.linear_attention_gdn_backend == "reference") {
-        return refuse("linear_attention_gdn_backend: reference runs on device: cpu only",
+    if (options.device == "cuda" && options.linear_attention_gdn_backend != "eager") {
+        return refuse(fmt::format("linear_attention_gdn_backend: {} runs on device: cpu only",
+                                  options.linear_attention_gdn_backend),
                       "linear_attention_gdn_backend: eager");
     }
     return {};
+}
+
+LinearAttentionBackend linear_backend(const std::string& word) {
+    return word == "reference" ? LinearAttentionBackend::kReference
+           : word == "fused"   ? LinearAttentionBackend::kFused
+                               : LinearAttentionBackend::kEager;
 }
 
 LinearAttentionMode linear_mode(const std::string& word) {
@@ -196,7 +201,7 @@ Parallel make_parallel(const ParallelOptions& options,
         options.full_attention_cp_mode == "all_gather" ? FullAttentionMode::kAllGather
         : options.full_attention_cp_mode == "ring"     ? FullAttentionMode::kRing
                                                        : FullAttentionMode::kUlysses;
-    parallel.reference_backend = options.linear_attention_gdn_backend == "reference";
+    parallel.linear_attention_backend = linear_backend(options.linear_attention_gdn_backend);
     parallel.exact_summaries = options.linear_attention_summary == "exact";
     parallel.layout_kind = layout_kind(options.sequence_layout);
     parallel.layout_cut = options.layout_cut == "row" ? LayoutCut::kRow : LayoutCut::kDocument;

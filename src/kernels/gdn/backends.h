@@ -3,6 +3,10 @@
 
 #include "kernels/gdn/gdn.h"
 
+namespace hybridcp {
+struct GdnKernelSet;
+}
+
 namespace hybridcp::gdn {
 
 /// The token gates below this log decay are a full reset: e^-1000 is 0 in fp32 and in fp64, and
@@ -28,10 +32,20 @@ struct Problem {
     [[nodiscard]] std::int64_t value_dim() const { return inputs.v.size(2); }
 };
 
+/// Checks the arguments as make_gdn_call says.
+[[nodiscard]] Problem make_problem(const GdnInputs& inputs,
+                                   const GdnSegments& segments,
+                                   const GdnOptions& options);
+
 /// Errors: UsageError naming the argument when it is defined and its shape is not `shape`.
 void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef shape);
 
 [[nodiscard]] std::shared_ptr<GdnCall> make_reference_call(Problem problem);
 [[nodiscard]] std::shared_ptr<GdnCall> make_eager_call(Problem problem);
+/// The second form takes the kernels of a certain instruction set (fused/fused_kernels.h).
+/// Errors: UsageError naming what the fused backend does not take.
+[[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem);
+[[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem,
+                                                       const GdnKernelSet& kernels);
 
 }  // namespace hybridcp::gdn

@@ -100,6 +100,30 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
     }
 }
 
+Problem make_problem(const GdnInputs& inputs,
+                     const GdnSegments& segments,
+                     const GdnOptions& options) {
+    check_shapes(inputs);
+    check_dtypes(inputs);
+    check_offsets(segments.offsets(), inputs.q.size(0));
+    if (options.chunk_size < 1 || options.chunk_size > 256) {
+        throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
+                                     options.chunk_size));
+    }
+    return {
+        .inputs = {.q = inputs.q.detach(),
+                   .k = inputs.k.detach(),
+                   .v = inputs.v.detach(),
+                   .g = inputs.g.detach(),
+                   .beta = inputs.beta.detach()},
+        .segments = segments,
+        .offsets = segments.offsets(),
+        .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
+        .use_qk_l2norm = options.use_qk_l2norm,
+        .chunk_size = options.chunk_size,
+        .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
+}
+
 }  // namespace gdn
 
 struct GdnSegments::Cache {
@@ -127,32 +151,16 @@ std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
                                        const GdnInputs& inputs,
                                        const GdnSegments& segments,
                                        const GdnOptions& options) {
-    check_shapes(inputs);
-    check_dtypes(inputs);
-    check_offsets(segments.offsets(), inputs.q.size(0));
-    if (options.chunk_size < 1 || options.chunk_size > 256) {
-        throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
-                                     options.chunk_size));
-    }
-    gdn::Problem problem{
-        .inputs = {.q = inputs.q.detach(),
-                   .k = inputs.k.detach(),
-                   .v = inputs.v.detach(),
-                   .g = inputs.g.detach(),
-                   .beta = inputs.beta.detach()},
-        .segments = segments,
-        .offsets = segments.offsets(),
-        .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
-        .use_qk_l2norm = options.use_qk_l2norm,
-        .chunk_size = options.chunk_size,
-        .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
+    gdn::Problem problem = gdn::make_problem(inputs, segments, options);
     switch (backend) {
         case GdnBackend::kReference:
             return gdn::make_reference_call(std::move(problem));
         case GdnBackend::kEager:
             return gdn::make_eager_call(std::move(problem));
+        case GdnBackend::kFused:
+            return gdn::make_fused_call(std::move(problem));
     }
-    throw UsageError("gdn: unknown backend; choose reference or eager");
+    throw UsageError("gdn: unknown backend; choose reference, eager or fused");
 }
 
 }  // namespace hybridcp

@@ -17,7 +17,7 @@
 
 namespace hybridcp {
 
-enum class GdnBackend { kReference, kEager };
+enum class GdnBackend { kReference, kEager, kFused };
 
 namespace gdn {
 class ChunkLayout;

@@ -23,7 +23,7 @@ struct GdnProblemView {
     GdnView g, beta;     // fp32 [T, Hv]
     std::int64_t group;  // value heads that read one key head
     int key_dim, value_dim;
-    float scale;
+    float scale;  // of q
     bool use_qk_l2norm;
 };
 
@@ -33,7 +33,8 @@ struct GdnTask {
     std::int64_t key_head = 0;
     std::int64_t token_begin = 0, token_end = 0;
     int column_begin = 0, column_end = 0;  // of V
-    /// States [K, V] fp32 of value head i of the group at start + i * state_stride; null for zeros.
+    /// States [K, V] fp32 of value head i of the group at start + i * state_stride (all columns,
+    /// of which the task's are read and written); null for zeros.
     const float* start = nullptr;
     float* end = nullptr;
     std::int64_t state_stride = 0;
@@ -41,7 +42,7 @@ struct GdnTask {
 
 struct GdnForwardTask {
     GdnTask task;
-    GdnView o;             // [T, Hv, V] in v's type
+    GdnView o = {};        // [T, Hv, V] in v's type
     float* checkpoints = nullptr;  // states at every kCheckpointTokens but the first, [n, Hv, K, V]
     std::int64_t checkpoint_stride = 0;  // from one to the next
 };
@@ -49,20 +50,20 @@ struct GdnForwardTask {
 /// S and M of the last chunks of a segment, per value head of the group.
 struct GdnSummaryTask {
     GdnTask task;                        // end: S
-    float* M = nullptr;                  // [K, K] fp32, strides as for states by M_stride
-    std::int64_t M_stride = 0;
+    float* map = nullptr;                // M [K, K] fp32 of head i at map + i * map_stride
+    std::int64_t map_stride = 0;
     const std::int64_t* first_chunks = nullptr;  // where each head's walk starts
-    const bool* has_M = nullptr;         // heads whose M is computed; others are left alone
+    const bool* has_map = nullptr;       // heads whose M is computed; others are left alone
 };
 
 struct GdnBackwardTask {
     GdnTask task;          // start: states as in forward; end: gradients of the start states
-    GdnView d_o;           // [T, Hv, V] in v's type, data null for zeros
+    GdnView d_o = {};      // [T, Hv, V] in v's type, data null for zeros
     const float* d_end = nullptr;        // gradients of the end states, strides as the states
     const float* checkpoints = nullptr;  // as forward wrote them
     std::int64_t checkpoint_stride = 0;
-    GdnView dq, dk, dv;    // as q, k, v
-    GdnView dg, dbeta;     // fp32 [T, Hv]
+    GdnView dq = {}, dk = {}, dv = {};  // as q, k, v
+    GdnView dg = {}, dbeta = {};  // fp32 [T, Hv]
     const std::int64_t* chunk_counts = nullptr;  // gradient summary: chunks that each head walks
 };
 

@@ -80,7 +80,8 @@ struct SimdEngine : Arithmetic {
     static constexpr bool kTiles = false;
     static constexpr int kRows = kLanes == 16 ? 8 : 4;  // of a register block
     static constexpr int kVectors = 2;
-    static constexpr int kRowMultiple = 8;  // products come in multiples of this many rows
+    static constexpr int kRowMultiple = 16;  // rows of a product, and lanes of a transpose
+    static constexpr int kChunk = 32;
 
     static void begin() {}
     static void end() {}

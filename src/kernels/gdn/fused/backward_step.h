@@ -1,0 +1,207 @@
+// One chunk of one value head, backward: docs/kernels.md, "Backward". Legend: H the state at the
+// chunk's start, dH' the gradient of the state at its end.
+#pragma once
+
+#include "kernels/gdn/fused/forward_step.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// What the forward pass leaves for one chunk.
+template <typename Engine>
+struct ChunkRecord {
+    typename Engine::Element* new_values;  // [C, V] D
+    float* state;                          // H, as State::values
+    bool zero_state = false;               // H is 0
+
+    ChunkRecord() = default;
+    ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
+        new_values = space.take<typename Engine::Element>(sizes.tokens * value_elements(sizes));
+        state = space.take<float>(State<Engine>::size(sizes));
+    }
+
+    static int value_elements(const ChunkSizes& sizes) {
+        return sizes.values + 16 * Engine::kPerUnit;
+    }
+};
+
+/// Sums over the value heads of a key head, in fp32.
+struct KeyGradients {
+    float *dq, *dk;     // [C, K] of the normalised q and k
+    float* dp;          // [2C, C] dP, then dN + dN^T
+    float *dn;          // [C, C]
+
+    KeyGradients(Workspace& space, const ChunkSizes& sizes) {
+        dq = space.take<float>(sizes.tokens * sizes.key_row);
+        dk = space.take<float>(sizes.tokens * sizes.key_row);
+        dp = space.take<float>(2 * sizes.tokens * sizes.token_row);
+        dn = space.take<float>(sizes.tokens * sizes.token_row);
+    }
+
+    void clear(const ChunkSizes& sizes) {
+        std::memset(dq, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
+        std::memset(dk, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
+        const auto square = static_cast<std::size_t>(sizes.tokens * sizes.token_row);
+        std::memset(dp, 0, sizeof(float) * 2 * square);
+        std::memset(dn, 0, sizeof(float) * square);
+    }
+};
+
+template <typename Engine>
+struct BackwardScratch {
+    using Element = typename Engine::Element;
+    float* d_o;                    // [C, V]
+    float* values;                 // [C, V] V
+    float* solved;                 // [C, V] dD, then dR
+    Element* rows;                 // [2C, V] dO, then dR: left operands
+    std::uint32_t* d_o_depth;      // right operand, depth C: dO
+    std::uint32_t* depth;          // right operand, depth 2C: s gamma dO, then -gamma beta dR
+    float* factors;                // [2C]: those factors
+    float* read;                   // [C, C] P
+    std::uint32_t* read_transposed;  // left operand P^T
+    std::uint32_t* pairs_transposed;  // left operand [dP; dN + dN^T]^T
+    std::uint32_t* d_columns;      // right operand of D^T: depth V, columns C
+    float* dots;                   // [2C, C] dO D^T, then dR D^T
+    float* reads;                  // [2C, K] dO H^T, then dR H^T
+    float* writes;                 // [C, K] D dH'^T
+    std::uint32_t* state_transposed;  // right operand of H^T, then of dH'^T: depth V, columns K
+    double *row_sums, *column_sums;  // [C] of N
+    float *crossing, *after;       // [C] i + e, and z
+
+    BackwardScratch(Workspace& space, const ChunkSizes& sizes) {
+        const int c = sizes.tokens;
+        d_o = space.take<float>(c * sizes.value_row);
+        values = space.take<float>(c * sizes.value_row);
+        solved = space.take<float>(c * sizes.value_row);
+        rows = space.take<Element>(2 * c * ChunkRecord<Engine>::value_elements(sizes));
+        d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
+        depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
+        factors = space.take<float>(2 * c);
+        read = space.take<float>(c * sizes.token_row);
+        read_transposed = space.take<std::uint32_t>(c * round_up(c, kPanel));
+        pairs_transposed = space.take<std::uint32_t>(2 * c * round_up(c, kPanel));
+        d_columns = space.take<std::uint32_t>(round_up(c, kPanel) * sizes.values);
+        dots = space.take<float>(2 * c * sizes.token_row);
+        reads = space.take<float>(2 * c * sizes.key_row);
+        writes = space.take<float>(c * sizes.key_row);
+        state_transposed = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
+        row_sums = space.take<double>(c);
+        column_sums = space.take<double>(c);
+        crossing = space.take<float>(c);
+        after = space.take<float>(c);
+    }
+};
+
+/// dR = T^T (P^T dO + e^{B-b} K dH') into scratch.solved; scratch.d_o is filled.
+template <typename Engine>
+HCP_INLINE void solved_gradient(const ChunkSizes& sizes,
+                                const KeyChunk<Engine>& keys,
+                                const HeadChunk& head,
+                                const State<Engine>& gradient,
+                                const float* ones,
+                                BackwardScratch<Engine>& scratch) {
+    const int row = sizes.value_row;
+    float* x = scratch.solved;
+    const bool add = !gradient.zero;
+    if (add) {
+        const int depth = sizes.keys / Engine::kPerUnit;
+        Engine::multiply(
+            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), gradient.operand(sizes),
+            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            [&](int i, int j, Vec first, Vec second) {
+                store(x + i * row + j, head.to_end[i] * first);
+                store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
+            });
+    }
+    for (int i = 0; i < keys.rows; ++i) {
+        for (int j = 0; j < keys.rows; j += kLanes) {
+            const int at = i * sizes.token_row + j;
+            store(scratch.read + at, load(head.gam + at) * load(keys.qk + at));
+        }
+    }
+    pack_transposed_left<Engine>(scratch.read, sizes.token_row, keys.rows, keys.rows,
+                                 scratch.read_transposed);
+    const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    pack_rows_as_depth<Engine>(scratch.d_o, row, ones, keys.rows, sizes.values, scratch.d_o_depth,
+                               panel);
+    Engine::multiply(
+        transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
+        {scratch.d_o_depth, panel}, keys.rows, sizes.values,
+        [&](int i) {  // P^T is upper triangular
+            return DepthRange{i / Engine::kPerUnit, keys.rows / Engine::kPerUnit};
+        },
+        [&](int i, int j, Vec first, Vec second) {
+            float* to = x + i * row + j;
+            store(to, add ? load(to) + first : first);
+            store(to + row, add ? load(to + row) + second : second);
+        });
+    solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values);
+}
+
+/// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
+template <typename Engine>
+HCP_INLINE void update_gradient(const GdnProblemView& problem,
+                                const ChunkSizes& sizes,
+                                const KeyChunk<Engine>& keys,
+                                const HeadChunk& head,
+                                State<Engine>& gradient,
+                                BackwardScratch<Engine>& scratch) {
+    for (int i = 0; i < keys.rows; ++i) {
+        scratch.factors[i] = problem.scale * head.gamma[i];
+        scratch.factors[keys.rows + i] = -head.gamma[i] * head.beta[i];
+    }
+    const int panel = 2 * keys.rows / Engine::kPerUnit * kPanel;
+    pack_rows_as_depth<Engine>(scratch.d_o, sizes.value_row, scratch.factors, keys.rows,
+                               sizes.values, scratch.depth, panel);
+    pack_rows_as_depth<Engine>(scratch.solved, sizes.value_row, scratch.factors + keys.rows,
+                               keys.rows, sizes.values,
+                               scratch.depth + keys.rows / Engine::kPerUnit * kPanel, panel);
+    update_state(sizes, gradient.values, gradient, head.decay,
+                 {.left = transposed_left<Engine>(keys.transposed, 2 * keys.rows, sizes.keys),
+                  .right = {scratch.depth, panel},
+                  .depth = 2 * keys.rows});
+}
+
+/// scratch.dots, reads and writes from dO, dR, D, H and dH'.
+template <typename Engine>
+HCP_INLINE void gradient_products(const ChunkSizes& sizes,
+                                  const KeyChunk<Engine>& keys,
+                                  const ChunkRecord<Engine>& record,
+                                  const State<Engine>& gradient,
+                                  BackwardScratch<Engine>& scratch) {
+    const int elements = ChunkRecord<Engine>::value_elements(sizes);
+    for (int i = 0; i < keys.rows; ++i) {
+        for (int j = 0; j < sizes.values; j += kLanes) {
+            store(scratch.rows + i * elements + j, load(scratch.d_o + i * sizes.value_row + j));
+            store(scratch.rows + (keys.rows + i) * elements + j,
+                  load(scratch.solved + i * sizes.value_row + j));
+        }
+    }
+    const int depth = sizes.values / Engine::kPerUnit;
+    const auto whole = [&](int) { return DepthRange{0, depth}; };
+    const int panel = depth * kPanel;
+    const auto into = [](float* to, int row) {
+        return [=](int i, int j, Vec first, Vec second) {
+            store(to + i * row + j, first);
+            store(to + (i + 1) * row + j, second);
+        };
+    };
+    pack_columns_as_depth<Engine>(record.new_values, elements, keys.rows, sizes.values,
+                                  scratch.d_columns, panel);
+    const LeftOperand rows = rows_left<Engine>(scratch.rows, elements);
+    Engine::multiply(rows, {scratch.d_columns, panel}, 2 * keys.rows, round_up(keys.rows, kPanel),
+                     whole, into(scratch.dots, sizes.token_row));
+    std::uint32_t* transposed = scratch.state_transposed;
+    if (!record.zero_state) {
+        State<Engine>::pack_transposed(sizes, record.state, transposed);
+        Engine::multiply(rows, {transposed, panel}, 2 * keys.rows, sizes.keys, whole,
+                         into(scratch.reads, sizes.key_row));
+    }
+    if (!gradient.zero) {
+        State<Engine>::pack_transposed(sizes, gradient.values, transposed);
+        Engine::multiply(rows_left<Engine>(record.new_values, elements),
+                         {transposed, panel}, keys.rows, sizes.keys, whole,
+                         into(scratch.writes, sizes.key_row));
+    }
+}
+
+}  // namespace hybridcp::HCP_ISA

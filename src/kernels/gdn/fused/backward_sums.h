@@ -1,0 +1,210 @@
+// From the products of a chunk to its gradients: sums over rows, pairs of rows and value heads.
+#pragma once
+
+#include "kernels/gdn/fused/backward_step.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written).
+template <typename Engine>
+HCP_INLINE void sum_rows(const GdnProblemView& problem,
+                         const ChunkSizes& sizes,
+                         const KeyChunk<Engine>& keys,
+                         const HeadChunk& head,
+                         const BackwardScratch<Engine>& scratch,
+                         bool has_state,
+                         bool has_gradient,
+                         KeyGradients& sums,
+                         float* dbeta) {
+    for (int i = 0; i < keys.rows; ++i) {
+        const int row = i * sizes.key_row;
+        const float* q_reads = scratch.reads + row;
+        const float* k_reads = scratch.reads + (keys.rows + i) * sizes.key_row;
+        Vec through_q = {}, through_k = {}, written = {};
+        for (int c = 0; c < sizes.keys; c += kLanes) {
+            Vec dq = {}, erased = {}, dk = {};
+            const Vec k = load(keys.k + row + c);
+            if (has_state) {
+                dq = problem.scale * head.gamma[i] * load(q_reads + c);
+                erased = head.gamma[i] * load(k_reads + c);
+            }
+            if (has_gradient) {
+                dk = head.to_end[i] * load(scratch.writes + row + c);
+            }
+            through_q += dq * load(keys.q + row + c);
+            through_k += erased * k;
+            written += dk * k;
+            store(sums.dq + row + c, load(sums.dq + row + c) + dq);
+            store(sums.dk + row + c, load(sums.dk + row + c) + (dk - head.beta[i] * erased));
+        }
+        const float erased = sum_lanes(through_k);
+        scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
+        scratch.after[i] = sum_lanes(written);
+        dbeta[i] = dot(scratch.solved + i * sizes.value_row, scratch.values + i * sizes.value_row,
+                       sizes.values) -
+                   erased;
+    }
+}
+
+HCP_INLINE double sum_lanes(VecDouble v) {
+    double sum = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        sum += v[i];
+    }
+    return sum;
+}
+
+/// dP and dN, summed over value heads; row and column sums of N; the rest of dbeta.
+template <typename Engine>
+HCP_INLINE void sum_pairs(const GdnProblemView& problem,
+                          const ChunkSizes& sizes,
+                          const KeyChunk<Engine>& keys,
+                          const HeadChunk& head,
+                          const BackwardScratch<Engine>& scratch,
+                          KeyGradients& sums,
+                          float* dbeta) {
+    VecInt lane;
+    for (int i = 0; i < kLanes; ++i) {
+        lane[i] = i;
+    }
+    constexpr int kMostBlocks = 64 / kLanes;
+    VecDouble columns[kMostBlocks] = {};
+    for (int i = 0; i < keys.rows; ++i) {
+        VecDouble row_sum = {};
+        Vec through_system = {};
+        for (int j = 0; j <= i; j += kLanes) {
+            const int at = i * sizes.token_row + j;
+            const Vec gam = load(head.gam + at), kk = load(keys.kk + at);
+            const VecInt below = lane + j < i;
+            const Vec read = gam * load(scratch.dots + at);  // 0 above the diagonal
+            const Vec dl = select(
+                below, -gam * load(scratch.dots + at + keys.rows * sizes.token_row), Vec{});
+            const Vec dn = head.beta[i] * dl;
+            store(sums.dp + at, load(sums.dp + at) + problem.scale * read);
+            store(sums.dn + at, load(sums.dn + at) + dn);
+            through_system += dl * kk;
+            const Vec n = select(below, read * load(keys.qk + at), Vec{}) + dn * kk;
+            const VecDouble wide = __builtin_convertvector(n, VecDouble);
+            row_sum += wide;
+            columns[j / kLanes] += wide;
+        }
+        scratch.row_sums[i] = sum_lanes(row_sum);
+        dbeta[i] += sum_lanes(through_system);
+    }
+    for (int j = 0; j < keys.rows; j += kLanes) {
+        std::memcpy(scratch.column_sums + j, columns + j / kLanes, sizeof(VecDouble));
+    }
+}
+
+/// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
+/// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
+template <typename Engine>
+HCP_INLINE double state_product(const ChunkSizes& sizes,
+                                const float* state,
+                                const float* gradient) {
+    constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
+    VecDouble total = {};
+    const std::int64_t size = State<Engine>::size(sizes);
+    for (std::int64_t begin = 0; begin < size; begin += kShort) {
+        Vec sums[4] = {};
+        for (std::int64_t i = begin; i < begin + kShort; i += 4 * kLanes) {
+            for (int n = 0; n < 4; ++n) {
+                sums[n] += load(state + i + n * kLanes) * load(gradient + i + n * kLanes);
+            }
+        }
+        total += __builtin_convertvector((sums[0] + sums[1]) + (sums[2] + sums[3]), VecDouble);
+    }
+    return sum_lanes(total);
+}
+
+/// dg of the chunk's tokens: every term is a path that crosses the token. `through`: e^B <dH', H>.
+/// Sums are fp64, in which the pairs on one side of a token cancel.
+template <typename Engine>
+HCP_INLINE void sum_log_decay_gradient(const GdnProblemView& problem,
+                                       const KeyChunk<Engine>& keys,
+                                       const BackwardScratch<Engine>& scratch,
+                                       double through,
+                                       const GdnView& dg,
+                                       std::int64_t token,
+                                       std::int64_t head) {
+    double before = through;
+    for (int t = 0; t < keys.count; ++t) {
+        before += scratch.after[t];
+    }
+    double crossing = 0;
+    for (int t = keys.count - 1; t >= 0; --t) {
+        crossing += scratch.crossing[t] + (scratch.row_sums[t] - scratch.column_sums[t]);
+        before -= scratch.after[t];
+        const bool reset = *at_token<const float>(problem.g, token + t, head) < kLowestLogDecay;
+        *at_token<float>(dg, token + t, head) =
+            reset ? 0.0F : static_cast<float>(crossing + before);
+    }
+}
+
+/// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
+template <typename Output>
+HCP_INLINE void store_key_gradient(const ChunkSizes& sizes,
+                                   const float* x,
+                                   const float* inverse,
+                                   bool normalised,
+                                   float* dx,
+                                   int count,
+                                   int dim,
+                                   Output* to,
+                                   std::int64_t stride) {
+    for (int i = 0; normalised && i < count; ++i) {
+        const float* x_row = x + i * sizes.key_row;
+        float* dx_row = dx + i * sizes.key_row;
+        const Vec along = broadcast(dot(x_row, dx_row, sizes.keys));
+        for (int c = 0; c < sizes.keys; c += kLanes) {
+            store(dx_row + c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
+        }
+    }
+    store_rows(dx, sizes.key_row, count, dim, to, stride);
+}
+
+/// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
+template <typename Engine>
+HCP_INLINE void add_pair_products(const ChunkSizes& sizes,
+                                  const KeyChunk<Engine>& keys,
+                                  BackwardScratch<Engine>& scratch,
+                                  KeyGradients& sums) {
+    const int row = sizes.token_row;
+    float* symmetric = sums.dp + keys.rows * row;
+    transpose_units(
+        keys.rows, keys.rows,
+        [&](int i, int j) { return std::bit_cast<VecUint>(load(sums.dn + i * row + j)); },
+        [&](int j, int i, VecUint v) {
+            store(symmetric + j * row + i,
+                  std::bit_cast<Vec>(v) + load(sums.dn + j * row + i));
+        });
+    const int elements = ForwardScratch<Engine>::read_row(sizes);
+    auto* dp_rows = scratch.rows;
+    for (int i = 0; i < keys.rows; ++i) {
+        for (int j = 0; j < keys.rows; j += kLanes) {
+            store(dp_rows + i * elements + j, load(sums.dp + i * row + j));
+        }
+    }
+    const auto add_to = [&](float* to) {
+        return [=, &sizes](int i, int j, Vec first, Vec second) {
+            float* at = to + i * sizes.key_row + j;
+            store(at, load(at) + first);
+            store(at + sizes.key_row, load(at + sizes.key_row) + second);
+        };
+    };
+    const int half = keys.rows / Engine::kPerUnit;
+    Engine::multiply(
+        rows_left<Engine>(dp_rows, elements), {keys.tokens + half * kPanel, keys.tokens_panel()},
+        keys.rows, sizes.keys,
+        [&](int i) {
+            return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
+        },
+        add_to(sums.dq));
+    pack_transposed_left<Engine>(sums.dp, row, 2 * keys.rows, keys.rows, scratch.pairs_transposed);
+    Engine::multiply(
+        transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
+        {keys.tokens, keys.tokens_panel()}, keys.rows, sizes.keys,
+        [&](int) { return DepthRange{0, 2 * half}; }, add_to(sums.dk));
+}
+
+}  // namespace hybridcp::HCP_ISA

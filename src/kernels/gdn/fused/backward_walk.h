@@ -1,0 +1,195 @@
+// Walks against time: gradients of a segment, and its gradient summary.
+#pragma once
+
+#include "kernels/gdn/fused/backward_sums.h"
+#include "kernels/gdn/fused/forward_walk.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// Only the state's gradient, over the first chunks of each head.
+template <typename Engine, typename Input>
+struct GradientSummaryWalk : Walk<Engine, Input> {
+    BackwardScratch<Engine> gradient_scratch;
+    State<Engine> gradients[kMostValueHeads];
+
+    GradientSummaryWalk(const GdnProblemView& the_problem,
+                        const GdnTask& the_task,
+                        Workspace& space)
+        : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
+        for (std::int64_t i = 0; i < the_problem.group; ++i) {
+            gradients[i] = State<Engine>(space, this->sizes);
+        }
+    }
+
+    void run(const GdnBackwardTask& request) {
+        std::int64_t last = 0;
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->load_state(gradients[i], nullptr);
+            last = request.chunk_counts[i] > last ? request.chunk_counts[i] : last;
+        }
+        for (std::int64_t c = last - 1; c >= 0; --c) {
+            this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
+            for (std::int64_t i = 0; i < this->problem.group; ++i) {
+                if (c < request.chunk_counts[i]) {
+                    this->fill_head(c, i);
+                    this->load_values(request.d_o, c, i, gradient_scratch.d_o);
+                    solved_gradient(this->sizes, this->keys, this->head, gradients[i],
+                                    this->scratch.ones, gradient_scratch);
+                    update_gradient(this->problem, this->sizes, this->keys, this->head,
+                                    gradients[i], gradient_scratch);
+                }
+            }
+        }
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->store_state(gradients[i], this->state_of(this->task.end, i));
+        }
+    }
+};
+
+/// All gradients. The states that forward did not keep are made again from its checkpoints, a few
+/// chunks at a time, before the walk over those chunks.
+template <typename Engine, typename Input>
+struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
+    KeyGradients sums;
+    State<Engine> states[kMostValueHeads];
+    float* dbeta;
+    ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
+
+    BackwardWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
+        : GradientSummaryWalk<Engine, Input>(the_problem, the_task, space),
+          sums(space, this->sizes),
+          dbeta(space.take<float>(this->sizes.tokens)) {
+        for (std::int64_t i = 0; i < the_problem.group; ++i) {
+            states[i] = State<Engine>::borrowed(space, this->sizes);
+            for (auto& record : records[i]) {
+                record = ChunkRecord<Engine>(space, this->sizes);
+            }
+        }
+    }
+
+    void run(const GdnBackwardTask& request) {
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->load_state(this->gradients[i], this->state_of(request.d_end, i));
+        }
+        const std::int64_t num_chunks = this->chunks.size();
+        const std::int64_t last = (num_chunks - 1) / kCheckpointChunks;
+        for (std::int64_t checkpoint = num_chunks == 0 ? -1 : last; checkpoint >= 0;
+             --checkpoint) {
+            const std::int64_t begin = checkpoint * kCheckpointChunks;
+            const std::int64_t rest = num_chunks - begin;
+            const std::int64_t end = begin + (rest < kCheckpointChunks ? rest : kCheckpointChunks);
+            remake_states(request, begin, end);
+            for (std::int64_t c = end - 1; c >= begin; --c) {
+                step(request, c);
+            }
+        }
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->store_state(this->gradients[i], this->state_of(this->task.end, i));
+        }
+    }
+
+  private:
+    /// D and H of the chunks begin .. end - 1.
+    void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
+        const float* from = begin == 0 ? this->task.start
+                                       : request.checkpoints + (begin / kCheckpointChunks - 1) *
+                                                                   request.checkpoint_stride;
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            states[i].borrow(records[i][0].state);
+            this->load_state(states[i], this->state_of(from, i));
+        }
+        for (std::int64_t c = begin; c < end; ++c) {
+            this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
+            for (std::int64_t i = 0; i < this->problem.group; ++i) {
+                remake_chunk(c, i, records[i][c - begin]);
+                if (c + 1 < end) {
+                    const float* old = states[i].values;
+                    states[i].borrow(records[i][c + 1 - begin].state);
+                    write_values(this->sizes, this->keys, this->head, old, states[i],
+                                 this->scratch);
+                }
+            }
+        }
+    }
+
+    void remake_chunk(std::int64_t c, std::int64_t i, ChunkRecord<Engine>& record) {
+        const State<Engine>& state = states[i];
+        record.zero_state = state.zero;
+        this->fill_head(c, i);
+        this->load_values(this->problem.v, c, i, this->scratch.values);
+        new_values(this->sizes, this->keys, this->head, state, this->scratch.values);
+        const int elements = ChunkRecord<Engine>::value_elements(this->sizes);
+        for (int r = 0; r < this->keys.rows; ++r) {
+            for (int j = 0; j < this->sizes.values; j += kLanes) {
+                store(record.new_values + r * elements + j,
+                      load(this->scratch.values + r * this->sizes.value_row + j));
+            }
+        }
+    }
+
+    void step(const GdnBackwardTask& request, std::int64_t c) {
+        const std::int64_t token = this->chunks.token(c);
+        const std::int64_t key_head = this->task.key_head;
+        this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
+        sums.clear(this->sizes);
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            head_step(request, c, i);
+        }
+        add_pair_products(this->sizes, this->keys, this->gradient_scratch, sums);
+        const bool normalised = this->problem.use_qk_l2norm;
+        store_key_gradient(this->sizes, this->keys.q, this->keys.q_inverse, normalised, sums.dq,
+                           this->keys.count, this->problem.key_dim,
+                           at_token<Input>(request.dq, token, key_head), request.dq.token_stride);
+        store_key_gradient(this->sizes, this->keys.k, this->keys.k_inverse, normalised, sums.dk,
+                           this->keys.count, this->problem.key_dim,
+                           at_token<Input>(request.dk, token, key_head), request.dk.token_stride);
+    }
+
+    void head_step(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        BackwardScratch<Engine>& products = this->gradient_scratch;
+        State<Engine>& gradient = this->gradients[i];
+        const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
+        this->fill_head(c, i);
+        this->load_values(this->problem.v, c, i, products.values);
+        if (request.d_o.data != nullptr) {
+            this->load_values(request.d_o, c, i, products.d_o);
+        } else {
+            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, products.d_o,
+                      this->sizes.value_row, this->keys.rows, this->sizes.values);
+        }
+        solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones, products);
+        gradient_products(this->sizes, this->keys, record, gradient, products);
+        const bool has_gradient = !gradient.zero;
+        sum_rows(this->problem, this->sizes, this->keys, this->head, products, !record.zero_state,
+                 has_gradient, sums, dbeta);
+        sum_pairs(this->problem, this->sizes, this->keys, this->head, products, sums, dbeta);
+        double through = 0;
+        if (has_gradient && !record.zero_state) {
+            through = static_cast<double>(this->head.decay) *
+                      state_product<Engine>(this->sizes, record.state, gradient.values);
+        }
+        sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
+                               this->chunks.token(c), this->value_head(i));
+        store_head_gradients(request, c, i);
+        update_gradient(this->problem, this->sizes, this->keys, this->head, gradient, products);
+    }
+
+    /// dv = beta dR, and dbeta.
+    void store_head_gradients(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        const std::int64_t token = this->chunks.token(c), owner = this->value_head(i);
+        float* dv = this->scratch.outputs;
+        const int row = this->sizes.value_row;
+        for (int r = 0; r < this->keys.count; ++r) {
+            *at_token<float>(request.dbeta, token + r, owner) = dbeta[r];
+            const Vec beta = broadcast(this->head.beta[r]);
+            for (int j = 0; j < this->sizes.values; j += kLanes) {
+                store(dv + r * row + j, beta * load(this->gradient_scratch.solved + r * row + j));
+            }
+        }
+        store_rows(dv, row, this->keys.count, this->columns,
+                   at_token<Input>(request.dv, token, owner) + this->task.column_begin,
+                   request.dv.token_stride);
+    }
+};
+
+}  // namespace hybridcp::HCP_ISA

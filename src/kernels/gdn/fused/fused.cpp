@@ -1,0 +1,292 @@
+// The fused backend on the CPU: tensors to pointers, tasks to threads. What is computed is in
+// fused_kernels.cpp, once per instruction set.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "hybridcp/error.h"
+#include "kernels/gdn/backends.h"
+#include "kernels/gdn/fused/chunk_windows.h"
+#include "kernels/gdn/fused/fused_kernels.h"
+
+namespace hybridcp::gdn {
+namespace {
+
+constexpr std::int64_t kLargestHeadDim = 256;
+constexpr std::int64_t kLargestGroup = 64;
+
+void check_support(const Problem& problem) {
+    const at::Tensor& q = problem.inputs.q;
+    if (!q.device().is_cpu()) {
+        throw UsageError(fmt::format(
+            "gdn: the fused backend runs on cpu, the inputs are on {}; choose backend eager",
+            q.device().str()));
+    }
+    if (q.scalar_type() != at::kFloat && q.scalar_type() != at::kBFloat16) {
+        throw UsageError(fmt::format("gdn: the fused backend takes float and bfloat16, not {}; "
+                                     "choose backend reference or eager",
+                                     c10::toString(q.scalar_type())));
+    }
+    if (problem.key_dim() > kLargestHeadDim || problem.value_dim() > kLargestHeadDim) {
+        throw UsageError(fmt::format(
+            "gdn: the fused backend takes head dims up to {}, not K = {} and V = {}; choose "
+            "backend eager",
+            kLargestHeadDim, problem.key_dim(), problem.value_dim()));
+    }
+    if (problem.value_heads() / problem.key_heads() > kLargestGroup) {
+        throw UsageError(fmt::format(
+            "gdn: the fused backend takes up to {} value heads a key head, not {}; choose backend "
+            "eager",
+            kLargestGroup, problem.value_heads() / problem.key_heads()));
+    }
+}
+
+/// The last dim without gaps; other strides stay.
+at::Tensor with_dense_rows(const at::Tensor& x) {
+    return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+GdnView view_of(const at::Tensor& x) {
+    return {.data = x.data_ptr(), .token_stride = x.stride(0), .head_stride = x.stride(1)};
+}
+
+/// Scratch of one thread, kept from call to call.
+void* thread_workspace(std::int64_t bytes) {
+    thread_local std::vector<std::byte> memory;
+    constexpr std::int64_t kAlignment = 64;
+    if (static_cast<std::int64_t>(memory.size()) < bytes + kAlignment) {
+        memory.resize(static_cast<std::size_t>(bytes + kAlignment));
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+class FusedCall final : public GdnCall {
+  public:
+    FusedCall(Problem problem, const GdnKernelSet& kernels)
+        : problem_(std::move(problem)),
+          kernels_(problem_.inputs.q.scalar_type() == at::kFloat ? kernels.fp32 : kernels.bf16),
+          group_(problem_.value_heads() / problem_.key_heads()),
+          q_(with_dense_rows(problem_.inputs.q)),
+          k_(with_dense_rows(problem_.inputs.k)),
+          v_(with_dense_rows(problem_.inputs.v)),
+          g_(with_dense_rows(problem_.inputs.g.to(at::kFloat))),
+          beta_(problem_.inputs.beta.to(at::kFloat)) {
+        view_ = {.q = view_of(q_),
+                 .k = view_of(k_),
+                 .v = view_of(v_),
+                 .g = view_of(g_),
+                 .beta = view_of(beta_),
+                 .group = group_,
+                 .key_dim = static_cast<int>(problem_.key_dim()),
+                 .value_dim = static_cast<int>(problem_.value_dim()),
+                 .scale = static_cast<float>(problem_.scale),
+                 .use_qk_l2norm = problem_.use_qk_l2norm};
+        workspace_bytes_ = kernels_.workspace_bytes(view_);
+        index_checkpoints();
+    }
+
+    [[nodiscard]] const std::vector<bool>* independent() const override {
+        return &windows().independent;
+    }
+
+    [[nodiscard]] GdnSummary summary() override {
+        const std::int64_t dim = problem_.key_dim();
+        GdnSummary result{.S = zero_states(problem_.value_dim()), .M = zero_states(dim)};
+        const ChunkWindows& chunks = windows();
+        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+            const std::size_t first_head = head_index(segment, task.key_head);
+            task.end = states_at(result.S, segment, task.key_head);
+            std::array<bool, kLargestGroup> has_map{};
+            for (std::size_t i = 0; i < static_cast<std::size_t>(group_); ++i) {
+                has_map.at(i) = !chunks.independent[first_head + i];
+            }
+            const GdnSummaryTask summary{.task = task,
+                                         .map = states_at(result.M, segment, task.key_head),
+                                         .map_stride = dim * dim,
+                                         .first_chunks = chunks.first_chunk.data() + first_head,
+                                         .has_map = has_map.data()};
+            kernels_.summary(view_, summary, workspace);
+        });
+        return result;
+    }
+
+    [[nodiscard]] GdnOutput forward(const at::Tensor& S_start) override {
+        check_optional_shape(S_start, "S_start", state_shape());
+        S_start_ = S_start.defined() ? S_start.detach().to(at::kFloat).contiguous() : S_start;
+        GdnOutput result{.o = at::empty(problem_.inputs.v.sizes(), v_.options()),
+                         .S_end = zero_states(problem_.value_dim())};
+        clear_padding(result.o);
+        checkpoints_ = at::empty({num_checkpoints_, problem_.value_heads(), problem_.key_dim(),
+                                  problem_.value_dim()},
+                                 g_.options());
+        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+            task.start = states_at(S_start_, segment, task.key_head);
+            task.end = states_at(result.S_end, segment, task.key_head);
+            const GdnForwardTask forward{.task = task,
+                                         .o = view_of(result.o),
+                                         .checkpoints = checkpoint_at(segment, task.key_head),
+                                         .checkpoint_stride = checkpoints_.stride(0)};
+            kernels_.forward(view_, forward, workspace);
+        });
+        return result;
+    }
+
+    [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
+        check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
+        at::Tensor dS = zero_states(problem_.value_dim());
+        if (!d_o.defined()) {
+            return dS;
+        }
+        const at::Tensor d_o_rows = with_dense_rows(d_o.to(v_.scalar_type()));
+        const ChunkWindows& chunks = windows();
+        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+            task.end = states_at(dS, segment, task.key_head);
+            const GdnBackwardTask backward{
+                .task = task,
+                .d_o = view_of(d_o_rows),
+                .chunk_counts =
+                    chunks.prefix_count.data() + head_index(segment, task.key_head)};
+            kernels_.gradient_summary(view_, backward, workspace);
+        });
+        return dS;
+    }
+
+    [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
+        check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
+        check_optional_shape(dS_end, "dS_end", state_shape());
+        HCP_CHECK(checkpoints_.defined(), "gdn: backward needs forward first{}", "");
+        GdnGradients result{.dq = at::empty(q_.sizes(), q_.options()),
+                            .dk = at::empty(k_.sizes(), k_.options()),
+                            .dv = at::empty(v_.sizes(), v_.options()),
+                            .dg = at::empty(g_.sizes(), g_.options()),
+                            .dbeta = at::empty(g_.sizes(), g_.options()),
+                            .dS_start = zero_states(problem_.value_dim())};
+        for (const at::Tensor* tensor :
+             {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
+            clear_padding(*tensor);
+        }
+        const at::Tensor d_o_rows =
+            d_o.defined() ? with_dense_rows(d_o.to(v_.scalar_type())) : d_o;
+        const at::Tensor dS =
+            dS_end.defined() ? dS_end.to(at::kFloat).contiguous() : dS_end;
+        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+            task.start = states_at(S_start_, segment, task.key_head);
+            task.end = states_at(result.dS_start, segment, task.key_head);
+            const GdnBackwardTask backward{
+                .task = task,
+                .d_o = d_o_rows.defined() ? view_of(d_o_rows) : GdnView{},
+                .d_end = states_at(dS, segment, task.key_head),
+                .checkpoints = checkpoint_at(segment, task.key_head),
+                .checkpoint_stride = checkpoints_.stride(0),
+                .dq = view_of(result.dq),
+                .dk = view_of(result.dk),
+                .dv = view_of(result.dv),
+                .dg = view_of(result.dg),
+                .dbeta = view_of(result.dbeta)};
+            kernels_.backward(view_, backward, workspace);
+        });
+        result.dg = result.dg.to(problem_.inputs.g.scalar_type());
+        result.dbeta = result.dbeta.to(problem_.inputs.beta.scalar_type());
+        return result;
+    }
+
+  private:
+    /// body(task, segment, workspace) for every segment and key head.
+    template <typename Body>
+    void run_tasks(Body body) const {
+        const std::int64_t key_heads = problem_.key_heads();
+        parallel_tasks(problem_.num_segments() * key_heads, [&](std::int64_t task, int) {
+            const std::int64_t segment = task / key_heads;
+            const auto at = static_cast<std::size_t>(segment);
+            const GdnTask range{.key_head = task % key_heads,
+                                .token_begin = problem_.offsets[at],
+                                .token_end = problem_.offsets[at + 1],
+                                .column_end = view_.value_dim,
+                                .state_stride = problem_.key_dim() * problem_.value_dim()};
+            body(range, segment, thread_workspace(workspace_bytes_));
+        });
+    }
+
+    /// Made on first use.
+    [[nodiscard]] const ChunkWindows& windows() const {
+        if (!windows_) {
+            // The bound on what a chunk adds holds for keys of unit length.
+            const double floor = problem_.use_qk_l2norm
+                                     ? problem_.summary_floor
+                                     : -std::numeric_limits<double>::infinity();
+            windows_ =
+                make_chunk_windows(g_, problem_.offsets, kernels_.chunk_tokens, floor);
+        }
+        return *windows_;
+    }
+    [[nodiscard]] std::size_t head_index(std::int64_t segment, std::int64_t key_head) const {
+        return static_cast<std::size_t>(segment * problem_.value_heads() + key_head * group_);
+    }
+
+    [[nodiscard]] std::vector<std::int64_t> state_shape() const {
+        return {problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
+                problem_.value_dim()};
+    }
+    [[nodiscard]] at::Tensor zero_states(std::int64_t columns) const {
+        return at::zeros({problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
+                          columns},
+                         g_.options());
+    }
+    /// The states of a key head's value heads; null for an undefined tensor.
+    [[nodiscard]] float* states_at(const at::Tensor& states,
+                                   std::int64_t segment,
+                                   std::int64_t key_head) const {
+        return states.defined() ? states.data_ptr<float>() + segment * states.stride(0) +
+                                      key_head * group_ * states.stride(1)
+                                : nullptr;
+    }
+    [[nodiscard]] float* checkpoint_at(std::int64_t segment, std::int64_t key_head) const {
+        return checkpoints_.data_ptr<float>() +
+               first_checkpoint_[static_cast<std::size_t>(segment)] * checkpoints_.stride(0) +
+               key_head * group_ * checkpoints_.stride(1);
+    }
+    void clear_padding(const at::Tensor& x) const {
+        const std::int64_t begin = problem_.offsets.back();
+        if (begin < x.size(0)) {
+            x.narrow(0, begin, x.size(0) - begin).zero_();
+        }
+    }
+    void index_checkpoints() {
+        for (std::int64_t i = 0; i < problem_.num_segments(); ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            const std::int64_t tokens = problem_.offsets[at + 1] - problem_.offsets[at];
+            first_checkpoint_.push_back(num_checkpoints_);
+            num_checkpoints_ +=
+                std::max<std::int64_t>((tokens - 1) / kernels_.checkpoint_tokens, 0);
+        }
+    }
+
+    Problem problem_;
+    const GdnKernels& kernels_;
+    std::int64_t group_;
+    at::Tensor q_, k_, v_, g_, beta_;
+    GdnProblemView view_;
+    std::int64_t workspace_bytes_ = 0;
+    std::vector<std::int64_t> first_checkpoint_;  // of each segment
+    std::int64_t num_checkpoints_ = 0;
+    at::Tensor checkpoints_;  // [num_checkpoints, Hv, K, V]
+    at::Tensor S_start_;
+    mutable std::optional<ChunkWindows> windows_;
+};
+
+}  // namespace
+
+std::shared_ptr<GdnCall> make_fused_call(Problem problem) {
+    return make_fused_call(std::move(problem), gdn_kernels(selected_isa()));
+}
+
+std::shared_ptr<GdnCall> make_fused_call(Problem problem, const GdnKernelSet& kernels) {
+    check_support(problem);
+    return std::make_shared<FusedCall>(std::move(problem), kernels);
+}
+
+}  // namespace hybridcp::gdn

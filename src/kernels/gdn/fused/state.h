@@ -1,0 +1,154 @@
+// The state of one value head: fp32 in panels of columns, and what products read of it.
+#pragma once
+
+#include "kernels/gdn/fused/key_chunk.h"
+
+namespace hybridcp::HCP_ISA {
+
+template <typename Engine>
+struct State {
+    float* values;         // [V / 32][K][32]
+    std::uint32_t* right;  // right operand, depth K, columns V; `values` itself for fp32
+    bool zero = true;      // nothing was written yet
+
+    State() = default;
+    /// Without values of its own: `values` is set by the user (fp32 needs no `right`).
+    static State borrowed(Workspace& space, const ChunkSizes& sizes) {
+        State state;
+        state.values = nullptr;
+        state.right = Engine::kPerUnit == 2
+                          ? space.take<std::uint32_t>(sizes.keys * sizes.values / 2)
+                          : nullptr;
+        return state;
+    }
+    void borrow(float* of) {
+        values = of;
+        if constexpr (Engine::kPerUnit == 1) {
+            right = reinterpret_cast<std::uint32_t*>(of);
+        }
+    }
+    State(Workspace& space, const ChunkSizes& sizes) {
+        values = space.take<float>(sizes.keys * sizes.values);
+        right = reinterpret_cast<std::uint32_t*>(values);
+        if constexpr (Engine::kPerUnit == 2) {
+            right = space.take<std::uint32_t>(sizes.keys * sizes.values / 2);
+        }
+    }
+
+    [[nodiscard]] RightOperand operand(const ChunkSizes& sizes) const {
+        return {right, sizes.keys / Engine::kPerUnit * kPanel};
+    }
+
+    template <typename T>
+    [[nodiscard]] static T* at(T* values, const ChunkSizes& sizes, int k, int v) {
+        return values + (v / kPanel) * sizes.keys * kPanel + k * kPanel + v % kPanel;
+    }
+
+    /// Rows i and i + 1 of columns j .. of the state become first and second.
+    HCP_INLINE void set(const ChunkSizes& sizes, int i, int j, Vec first, Vec second) {
+        float* to = at(values, sizes, i, j);
+        store(to, first);
+        store(to + kPanel, second);
+        if constexpr (Engine::kPerUnit == 2) {
+            store_units(right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel +
+                            j % kPanel,
+                        pair_units(first, second));
+        }
+    }
+
+    /// From the first `key_dim` rows and `columns` columns of a matrix; null for zeros.
+    void load_from(const ChunkSizes& sizes, const float* from, int row_stride, int key_dim,
+                   int columns) {
+        zero = from == nullptr;
+        for (int j = 0; j < sizes.values; j += kLanes) {
+            for (int i = 0; i < sizes.keys; i += 2) {
+                Vec rows[2] = {};
+                for (int m = 0; m < 2; ++m) {
+                    const int rest = columns - j;
+                    if (!zero && i + m < key_dim && rest > 0) {
+                        const float* row = from + static_cast<std::int64_t>(i + m) * row_stride + j;
+                        rows[m] = rest >= kLanes ? load(row) : load_part(row, rest);
+                    }
+                }
+                set(sizes, i, j, rows[0], rows[1]);
+            }
+        }
+    }
+
+    void load_identity(const ChunkSizes& sizes) {
+        load_from(sizes, nullptr, 0, 0, 0);
+        zero = false;
+        for (int i = 0; i < sizes.keys; i += 2) {
+            const int j = i / kLanes * kLanes;
+            Vec rows[2] = {};
+            rows[0][i - j] = 1.0F;
+            rows[1][i + 1 - j] = 1.0F;
+            set(sizes, i, j, rows[0], rows[1]);
+        }
+    }
+
+    void store_to(const ChunkSizes& sizes, float* to, int row_stride, int key_dim,
+                  int columns) const {
+        for (int i = 0; i < key_dim; ++i) {
+            for (int j = 0; j < columns; j += kLanes) {
+                const Vec v = load(at(values, sizes, i, j));
+                float* row = to + static_cast<std::int64_t>(i) * row_stride + j;
+                if (columns - j >= kLanes) {
+                    store(row, v);
+                } else {
+                    store_part(row, v, columns - j);
+                }
+            }
+        }
+    }
+
+    /// Right operand of the transposed values: depth V, columns K.
+    static void pack_transposed(const ChunkSizes& sizes, const float* values, std::uint32_t* to) {
+        const int panel = transposed_panel(sizes);
+        transpose_units(
+            sizes.keys, sizes.values / Engine::kPerUnit,
+            [&](int k, int unit) {
+                return element_units<Engine>(at(values, sizes, k, unit * Engine::kPerUnit));
+            },
+            [&](int unit, int k, VecUint v) {
+                store_units(to + (k / kPanel) * panel + unit * kPanel + k % kPanel, v);
+            });
+    }
+    [[nodiscard]] static int transposed_panel(const ChunkSizes& sizes) {
+        return sizes.values / Engine::kPerUnit * kPanel;
+    }
+    [[nodiscard]] static std::int64_t size(const ChunkSizes& sizes) {
+        return static_cast<std::int64_t>(sizes.keys) * sizes.values;
+    }
+    [[nodiscard]] static std::int64_t transposed_units(const ChunkSizes& sizes) {
+        return static_cast<std::int64_t>(sizes.keys) * sizes.values / Engine::kPerUnit;
+    }
+};
+
+/// A product left right of [K, depth] and [depth, V]; `depth` in elements.
+struct StateProduct {
+    LeftOperand left;
+    RightOperand right;
+    int depth;
+};
+
+/// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
+template <typename Engine>
+HCP_INLINE void update_state(const ChunkSizes& sizes,
+                             const float* old,
+                             State<Engine>& state,
+                             float decay,
+                             const StateProduct& product) {
+    const int units = product.depth / Engine::kPerUnit;
+    Engine::multiply(
+        product.left, product.right, sizes.keys, sizes.values,
+        [&](int) { return DepthRange{0, units}; },
+        [&](int i, int j, Vec first, Vec second) {
+            const float* from = State<Engine>::at(old, sizes, i, j);
+            state.set(sizes, i, j, decay * load(from) + first,
+                      decay * load(from + kPanel) + second);
+        });
+    state.zero = false;
+}
+
+}  // namespace hybridcp::HCP_ISA
