@@ -9,13 +9,13 @@ namespace hybridcp::HCP_ISA {
 /// What the forward pass leaves for one chunk.
 template <typename Engine>
 struct ChunkRecord {
-    typename Engine::Element* new_values;  // [C, V] D
+    float* new_values;  // [C, V] D
     float* state;                          // H, as State::values
     bool zero_state = false;               // H is 0
 
     ChunkRecord() = default;
     ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
-        new_values = space.take<typename Engine::Element>(sizes.tokens * value_elements(sizes));
+        new_values = space.take<float>(sizes.tokens * sizes.value_row);
         state = space.take<float>(State<Engine>::size(sizes));
     }
 
@@ -53,6 +53,7 @@ struct BackwardScratch {
     float* values;                 // [C, V] V
     float* solved;                 // [C, V] dD, then dR
     Element* rows;                 // [2C, V] dO, then dR: left operands
+    Element* d_rows;               // [C, V] D
     std::uint32_t* d_o_depth;      // right operand, depth C: dO
     std::uint32_t* depth;          // right operand, depth 2C: s gamma dO, then -gamma beta dR
     float* factors;                // [2C]: those factors
@@ -73,6 +74,7 @@ struct BackwardScratch {
         values = space.take<float>(c * sizes.value_row);
         solved = space.take<float>(c * sizes.value_row);
         rows = space.take<Element>(2 * c * ChunkRecord<Engine>::value_elements(sizes));
+        d_rows = space.take<Element>(c * ChunkRecord<Engine>::value_elements(sizes));
         d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
         depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
         factors = space.take<float>(2 * c);
@@ -91,7 +93,28 @@ struct BackwardScratch {
     }
 };
 
-/// dR = T^T (P^T dO + e^{B-b} K dH') into scratch.solved; scratch.d_o is filled.
+/// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
+template <typename Engine>
+HCP_INLINE void read_gradient(const ChunkSizes& sizes,
+                              const KeyChunk<Engine>& keys,
+                              const HeadChunk& head,
+                              const State<Engine>& gradient,
+                              BackwardScratch<Engine>& scratch) {
+    const int row = sizes.value_row;
+    float* x = scratch.solved;
+    if (!gradient.zero) {
+        const int depth = sizes.keys / Engine::kPerUnit;
+        Engine::multiply(
+            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), gradient.operand(sizes),
+            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            [&](int i, int j, Vec first, Vec second) {
+                store(x + i * row + j, head.to_end[i] * first);
+                store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
+            });
+    }
+}
+
+/// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left; scratch.d_o is filled.
 template <typename Engine>
 HCP_INLINE void solved_gradient(const ChunkSizes& sizes,
                                 const KeyChunk<Engine>& keys,
@@ -102,16 +125,6 @@ HCP_INLINE void solved_gradient(const ChunkSizes& sizes,
     const int row = sizes.value_row;
     float* x = scratch.solved;
     const bool add = !gradient.zero;
-    if (add) {
-        const int depth = sizes.keys / Engine::kPerUnit;
-        Engine::multiply(
-            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), gradient.operand(sizes),
-            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
-            [&](int i, int j, Vec first, Vec second) {
-                store(x + i * row + j, head.to_end[i] * first);
-                store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
-            });
-    }
     for (int i = 0; i < keys.rows; ++i) {
         for (int j = 0; j < keys.rows; j += kLanes) {
             const int at = i * sizes.token_row + j;
@@ -174,6 +187,8 @@ HCP_INLINE void gradient_products(const ChunkSizes& sizes,
             store(scratch.rows + i * elements + j, load(scratch.d_o + i * sizes.value_row + j));
             store(scratch.rows + (keys.rows + i) * elements + j,
                   load(scratch.solved + i * sizes.value_row + j));
+            store(scratch.d_rows + i * elements + j,
+                  load(record.new_values + i * sizes.value_row + j));
         }
     }
     const int depth = sizes.values / Engine::kPerUnit;
@@ -185,7 +200,7 @@ HCP_INLINE void gradient_products(const ChunkSizes& sizes,
             store(to + (i + 1) * row + j, second);
         };
     };
-    pack_columns_as_depth<Engine>(record.new_values, elements, keys.rows, sizes.values,
+    pack_columns_as_depth<Engine>(scratch.d_rows, elements, keys.rows, sizes.values,
                                   scratch.d_columns, panel);
     const LeftOperand rows = rows_left<Engine>(scratch.rows, elements);
     Engine::multiply(rows, {scratch.d_columns, panel}, 2 * keys.rows, round_up(keys.rows, kPanel),
@@ -198,7 +213,7 @@ HCP_INLINE void gradient_products(const ChunkSizes& sizes,
     }
     if (!gradient.zero) {
         State<Engine>::pack_transposed(sizes, gradient.values, transposed);
-        Engine::multiply(rows_left<Engine>(record.new_values, elements),
+        Engine::multiply(rows_left<Engine>(scratch.d_rows, elements),
                          {transposed, panel}, keys.rows, sizes.keys, whole,
                          into(scratch.writes, sizes.key_row));
     }

@@ -5,6 +5,21 @@
 
 namespace hybridcp::HCP_ISA {
 
+/// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
+/// From D in fp32: rounding it would be the largest error of dg in bf16.
+template <typename Engine>
+HCP_INLINE void sum_writes(const ChunkSizes& sizes,
+                           const KeyChunk<Engine>& keys,
+                           const ChunkRecord<Engine>& record,
+                           const State<Engine>& gradient,
+                           BackwardScratch<Engine>& scratch) {
+    for (int i = 0; i < keys.rows; ++i) {
+        scratch.after[i] = gradient.zero ? 0.0F
+                                         : dot(record.new_values + i * sizes.value_row,
+                                               scratch.solved + i * sizes.value_row, sizes.values);
+    }
+}
+
 /// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written).
 template <typename Engine>
 HCP_INLINE void sum_rows(const GdnProblemView& problem,
@@ -20,7 +35,7 @@ HCP_INLINE void sum_rows(const GdnProblemView& problem,
         const int row = i * sizes.key_row;
         const float* q_reads = scratch.reads + row;
         const float* k_reads = scratch.reads + (keys.rows + i) * sizes.key_row;
-        Vec through_q = {}, through_k = {}, written = {};
+        Vec through_q = {}, through_k = {};
         for (int c = 0; c < sizes.keys; c += kLanes) {
             Vec dq = {}, erased = {}, dk = {};
             const Vec k = load(keys.k + row + c);
@@ -33,13 +48,11 @@ HCP_INLINE void sum_rows(const GdnProblemView& problem,
             }
             through_q += dq * load(keys.q + row + c);
             through_k += erased * k;
-            written += dk * k;
             store(sums.dq + row + c, load(sums.dq + row + c) + dq);
             store(sums.dk + row + c, load(sums.dk + row + c) + (dk - head.beta[i] * erased));
         }
         const float erased = sum_lanes(through_k);
         scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
-        scratch.after[i] = sum_lanes(written);
         dbeta[i] = dot(scratch.solved + i * sizes.value_row, scratch.values + i * sizes.value_row,
                        sizes.values) -
                    erased;

@@ -33,6 +33,8 @@ struct GradientSummaryWalk : Walk<Engine, Input> {
                 if (c < request.chunk_counts[i]) {
                     this->fill_head(c, i);
                     this->load_values(request.d_o, c, i, gradient_scratch.d_o);
+                    read_gradient(this->sizes, this->keys, this->head, gradients[i],
+                                  gradient_scratch);
                     solved_gradient(this->sizes, this->keys, this->head, gradients[i],
                                     this->scratch.ones, gradient_scratch);
                     update_gradient(this->problem, this->sizes, this->keys, this->head,
@@ -105,7 +107,7 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
                 if (c + 1 < end) {
                     const float* old = states[i].values;
                     states[i].borrow(records[i][c + 1 - begin].state);
-                    write_values(this->sizes, this->keys, this->head, old, states[i],
+                    write_values(this->sizes, this->keys, this->head, old, records[i][c - begin].new_values, states[i],
                                  this->scratch);
                 }
             }
@@ -116,15 +118,8 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
         const State<Engine>& state = states[i];
         record.zero_state = state.zero;
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, this->scratch.values);
-        new_values(this->sizes, this->keys, this->head, state, this->scratch.values);
-        const int elements = ChunkRecord<Engine>::value_elements(this->sizes);
-        for (int r = 0; r < this->keys.rows; ++r) {
-            for (int j = 0; j < this->sizes.values; j += kLanes) {
-                store(record.new_values + r * elements + j,
-                      load(this->scratch.values + r * this->sizes.value_row + j));
-            }
-        }
+        this->load_values(this->problem.v, c, i, record.new_values);
+        new_values(this->sizes, this->keys, this->head, state, record.new_values);
     }
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
@@ -157,6 +152,8 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
             load_rows(static_cast<const float*>(nullptr), 0, 0, 0, products.d_o,
                       this->sizes.value_row, this->keys.rows, this->sizes.values);
         }
+        read_gradient(this->sizes, this->keys, this->head, gradient, products);
+        sum_writes(this->sizes, this->keys, record, gradient, products);
         solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones, products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
         const bool has_gradient = !gradient.zero;

@@ -99,16 +99,17 @@ HCP_INLINE void outputs(const GdnProblemView& problem,
         });
 }
 
-/// H' = e^B H + (e^{B-b} K)^T D, H at `old`.
+/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D at `values`.
 template <typename Engine>
 HCP_INLINE void write_values(const ChunkSizes& sizes,
                              const KeyChunk<Engine>& keys,
                              const HeadChunk& head,
                              const float* old,
+                             const float* values,
                              State<Engine>& state,
                              ForwardScratch<Engine>& scratch) {
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(scratch.values, sizes.value_row, head.to_end, keys.rows,
+    pack_rows_as_depth<Engine>(values, sizes.value_row, head.to_end, keys.rows,
                                sizes.values, scratch.depth, panel);
     update_state(sizes, old, state, head.decay,
                  {.left = transposed_left<Engine>(keys.transposed, keys.rows, sizes.keys),

@@ -126,8 +126,8 @@ struct OutputWalk : Walk<Engine, Input> {
                    at_token<Input>(forward.o, this->chunks.token(c), this->value_head(i)) +
                        this->task.column_begin,
                    forward.o.token_stride);
-        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
-                     this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values,
+                     this->scratch.values, states[i], this->scratch);
     }
 };
 
@@ -178,13 +178,14 @@ struct SummaryWalk : Walk<Engine, Input> {
         this->fill_head(c, i);
         this->load_values(this->problem.v, c, i, this->scratch.values);
         new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
-                     this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values,
+                     this->scratch.values, states[i], this->scratch);
         if (has_map) {
             load_rows(static_cast<const float*>(nullptr), 0, 0, 0, map_scratch.values,
                       map_sizes.value_row, this->keys.rows, map_sizes.values);
             new_values(map_sizes, this->keys, this->head, maps[i], map_scratch.values);
-            write_values(map_sizes, this->keys, this->head, maps[i].values, maps[i], map_scratch);
+            write_values(map_sizes, this->keys, this->head, maps[i].values, map_scratch.values, maps[i],
+                         map_scratch);
         }
     }
 };
