@@ -18,6 +18,8 @@
 #endif
 
 #define HCP_INLINE inline __attribute__((always_inline))
+/// A stage of a kernel, kept apart so that the registers are its own loops'.
+#define HCP_STAGE [[maybe_unused]] static __attribute__((noinline))
 
 namespace hybridcp::HCP_ISA {
 

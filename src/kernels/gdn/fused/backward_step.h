@@ -95,7 +95,7 @@ struct BackwardScratch {
 
 /// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
 template <typename Engine>
-HCP_INLINE void read_gradient(const ChunkSizes& sizes,
+HCP_STAGE void read_gradient(const ChunkSizes& sizes,
                               const KeyChunk<Engine>& keys,
                               const HeadChunk& head,
                               const State<Engine>& gradient,
@@ -116,7 +116,7 @@ HCP_INLINE void read_gradient(const ChunkSizes& sizes,
 
 /// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left; scratch.d_o is filled.
 template <typename Engine>
-HCP_INLINE void solved_gradient(const ChunkSizes& sizes,
+HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
                                 const KeyChunk<Engine>& keys,
                                 const HeadChunk& head,
                                 const State<Engine>& gradient,
@@ -152,7 +152,7 @@ HCP_INLINE void solved_gradient(const ChunkSizes& sizes,
 
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
 template <typename Engine>
-HCP_INLINE void update_gradient(const GdnProblemView& problem,
+HCP_STAGE void update_gradient(const GdnProblemView& problem,
                                 const ChunkSizes& sizes,
                                 const KeyChunk<Engine>& keys,
                                 const HeadChunk& head,
@@ -176,7 +176,7 @@ HCP_INLINE void update_gradient(const GdnProblemView& problem,
 
 /// scratch.dots, reads and writes from dO, dR, D, H and dH'.
 template <typename Engine>
-HCP_INLINE void gradient_products(const ChunkSizes& sizes,
+HCP_STAGE void gradient_products(const ChunkSizes& sizes,
                                   const KeyChunk<Engine>& keys,
                                   const ChunkRecord<Engine>& record,
                                   const State<Engine>& gradient,

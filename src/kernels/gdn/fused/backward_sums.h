@@ -8,7 +8,7 @@ namespace hybridcp::HCP_ISA {
 /// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
 /// From D in fp32: rounding it would be the largest error of dg in bf16.
 template <typename Engine>
-HCP_INLINE void sum_writes(const ChunkSizes& sizes,
+HCP_STAGE void sum_writes(const ChunkSizes& sizes,
                            const KeyChunk<Engine>& keys,
                            const ChunkRecord<Engine>& record,
                            const State<Engine>& gradient,
@@ -22,7 +22,7 @@ HCP_INLINE void sum_writes(const ChunkSizes& sizes,
 
 /// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written).
 template <typename Engine>
-HCP_INLINE void sum_rows(const GdnProblemView& problem,
+HCP_STAGE void sum_rows(const GdnProblemView& problem,
                          const ChunkSizes& sizes,
                          const KeyChunk<Engine>& keys,
                          const HeadChunk& head,
@@ -69,7 +69,7 @@ HCP_INLINE double sum_lanes(VecDouble v) {
 
 /// dP and dN, summed over value heads; row and column sums of N; the rest of dbeta.
 template <typename Engine>
-HCP_INLINE void sum_pairs(const GdnProblemView& problem,
+HCP_STAGE void sum_pairs(const GdnProblemView& problem,
                           const ChunkSizes& sizes,
                           const KeyChunk<Engine>& keys,
                           const HeadChunk& head,
@@ -112,7 +112,7 @@ HCP_INLINE void sum_pairs(const GdnProblemView& problem,
 /// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
 /// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
 template <typename Engine>
-HCP_INLINE double state_product(const ChunkSizes& sizes,
+HCP_STAGE double state_product(const ChunkSizes& sizes,
                                 const float* state,
                                 const float* gradient) {
     constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
@@ -133,7 +133,7 @@ HCP_INLINE double state_product(const ChunkSizes& sizes,
 /// dg of the chunk's tokens: every term is a path that crosses the token. `through`: e^B <dH', H>.
 /// Sums are fp64, in which the pairs on one side of a token cancel.
 template <typename Engine>
-HCP_INLINE void sum_log_decay_gradient(const GdnProblemView& problem,
+HCP_STAGE void sum_log_decay_gradient(const GdnProblemView& problem,
                                        const KeyChunk<Engine>& keys,
                                        const BackwardScratch<Engine>& scratch,
                                        double through,
@@ -156,7 +156,7 @@ HCP_INLINE void sum_log_decay_gradient(const GdnProblemView& problem,
 
 /// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
 template <typename Output>
-HCP_INLINE void store_key_gradient(const ChunkSizes& sizes,
+HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
                                    const float* x,
                                    const float* inverse,
                                    bool normalised,
@@ -178,7 +178,7 @@ HCP_INLINE void store_key_gradient(const ChunkSizes& sizes,
 
 /// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
 template <typename Engine>
-HCP_INLINE void add_pair_products(const ChunkSizes& sizes,
+HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
                                   const KeyChunk<Engine>& keys,
                                   BackwardScratch<Engine>& scratch,
                                   KeyGradients& sums) {

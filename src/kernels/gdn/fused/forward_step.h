@@ -28,7 +28,7 @@ struct ForwardScratch {
 
 /// D = T beta (V - gamma K H) in place of V.
 template <typename Engine>
-HCP_INLINE void new_values(const ChunkSizes& sizes,
+HCP_STAGE void new_values(const ChunkSizes& sizes,
                            const KeyChunk<Engine>& keys,
                            const HeadChunk& head,
                            const State<Engine>& state,
@@ -57,7 +57,7 @@ HCP_INLINE void new_values(const ChunkSizes& sizes,
 
 /// O = s gamma Q H + P D into scratch.outputs.
 template <typename Engine>
-HCP_INLINE void outputs(const GdnProblemView& problem,
+HCP_STAGE void outputs(const GdnProblemView& problem,
                         const ChunkSizes& sizes,
                         const KeyChunk<Engine>& keys,
                         const HeadChunk& head,
@@ -101,7 +101,7 @@ HCP_INLINE void outputs(const GdnProblemView& problem,
 
 /// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D at `values`.
 template <typename Engine>
-HCP_INLINE void write_values(const ChunkSizes& sizes,
+HCP_STAGE void write_values(const ChunkSizes& sizes,
                              const KeyChunk<Engine>& keys,
                              const HeadChunk& head,
                              const float* old,

@@ -74,7 +74,7 @@ struct HeadChunk {
     static constexpr int kMostTokens = 64;
 
     template <typename Engine>
-    void fill_squares(const ChunkSizes& sizes, const KeyChunk<Engine>& keys, const double* b) {
+    __attribute__((noinline)) void fill_squares(const ChunkSizes& sizes, const KeyChunk<Engine>& keys, const double* b) {
         VecInt lane;
         for (int i = 0; i < kLanes; ++i) {
             lane[i] = i;
@@ -101,7 +101,7 @@ struct HeadChunk {
 inline constexpr int kSolveRows = 4;
 
 /// x <- (I + L)^-1 x for x [rows, columns] fp32.
-HCP_INLINE void solve(const float* system, int system_row, float* x, int x_row, int rows,
+HCP_STAGE void solve(const float* system, int system_row, float* x, int x_row, int rows,
                       int columns) {
     constexpr int kWide = 2;
     for (int c = 0; c < columns; c += kWide * kLanes) {
@@ -138,7 +138,7 @@ HCP_INLINE void solve(const float* system, int system_row, float* x, int x_row, 
 }
 
 /// x <- (I + L)^-T x.
-HCP_INLINE void solve_transposed(const float* system, int system_row, float* x, int x_row, int rows,
+HCP_STAGE void solve_transposed(const float* system, int system_row, float* x, int x_row, int rows,
                                  int columns) {
     constexpr int kWide = 2;
     for (int c = 0; c < columns; c += kWide * kLanes) {

@@ -28,7 +28,7 @@ struct ChunkSizes {
 
 /// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
 template <typename Input>
-HCP_INLINE void load_rows(
+HCP_STAGE void load_rows(
     const Input* from, std::int64_t stride, int count, int dim, float* to, int to_stride, int rows,
     int columns) {
     const int whole = dim / kLanes * kLanes;
@@ -56,7 +56,7 @@ HCP_INLINE void load_rows(
 
 /// The reverse: rows of fp32 rounded to a view.
 template <typename Output>
-HCP_INLINE void store_rows(
+HCP_STAGE void store_rows(
     const float* from, int from_stride, int count, int dim, Output* to, std::int64_t stride) {
     const int whole = dim / kLanes * kLanes;
     for (int r = 0; r < count; ++r) {
@@ -150,7 +150,7 @@ struct KeyChunk {
 
   private:
     template <typename Input>
-    void load_normalised(const GdnProblemView& problem,
+    __attribute__((noinline)) void load_normalised(const GdnProblemView& problem,
                          const GdnView& view,
                          const ChunkSizes& sizes,
                          std::int64_t head,
@@ -175,7 +175,7 @@ struct KeyChunk {
         }
     }
 
-    void product(const ChunkSizes& sizes, const Element* left, float* to, float factor) {
+    __attribute__((noinline)) void product(const ChunkSizes& sizes, const Element* left, float* to, float factor) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
             rows_left<Engine>(left, element_row(sizes)), {k_columns, columns_panel(sizes)}, rows,
@@ -186,7 +186,7 @@ struct KeyChunk {
             });
     }
 
-    void pack_tokens(const ChunkSizes& sizes) {
+    __attribute__((noinline)) void pack_tokens(const ChunkSizes& sizes) {
         alignas(64) float ones[kLargestChunk * 2];
         for (float& one : ones) {
             one = 1.0F;

@@ -91,7 +91,7 @@ HCP_INLINE VecUint element_units(const float* x) {
 /// Right operand whose depth is the rows of x [rows, columns]: columns in panels of `depth` units.
 /// Each row is first scaled by scale[row].
 template <typename Engine>
-HCP_INLINE void pack_rows_as_depth(const float* x,
+HCP_STAGE void pack_rows_as_depth(const float* x,
                                    int row_stride,
                                    const float* scale,
                                    int rows,
@@ -117,7 +117,7 @@ HCP_INLINE void pack_rows_as_depth(const float* x,
 
 /// Right operand whose depth is the columns of x [rows, columns] elements: rows in panels.
 template <typename Engine>
-HCP_INLINE void pack_columns_as_depth(const typename Engine::Element* x,
+HCP_STAGE void pack_columns_as_depth(const typename Engine::Element* x,
                                       int row_stride,
                                       int rows,
                                       int columns,
@@ -135,7 +135,7 @@ HCP_INLINE void pack_columns_as_depth(const typename Engine::Element* x,
 
 /// Left operand x^T for x [depth, rows] fp32; its storage is rows * depth elements.
 template <typename Engine>
-HCP_INLINE void pack_transposed_left(
+HCP_STAGE void pack_transposed_left(
     const float* x, int row_stride, int depth, int rows, std::uint32_t* to) {
     constexpr int kPer = Engine::kPerUnit;
     if constexpr (Engine::kTiles) {  // rows as they lie, pairs along the depth

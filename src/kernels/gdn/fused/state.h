@@ -103,7 +103,7 @@ struct State {
     }
 
     /// Right operand of the transposed values: depth V, columns K.
-    static void pack_transposed(const ChunkSizes& sizes, const float* values, std::uint32_t* to) {
+    __attribute__((noinline)) static void pack_transposed(const ChunkSizes& sizes, const float* values, std::uint32_t* to) {
         const int panel = transposed_panel(sizes);
         transpose_units(
             sizes.keys, sizes.values / Engine::kPerUnit,
@@ -134,7 +134,7 @@ struct StateProduct {
 
 /// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
 template <typename Engine>
-HCP_INLINE void update_state(const ChunkSizes& sizes,
+HCP_STAGE void update_state(const ChunkSizes& sizes,
                              const float* old,
                              State<Engine>& state,
                              float decay,
