@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "hybridcp/error.h"
+#include "kernels/conv/fused_conv.h"
 
 namespace hybridcp {
 
@@ -201,6 +202,9 @@ at::Tensor causal_conv_silu(const at::Tensor& x,
     // Autograd takes an absent input as an empty optional, not as an undefined tensor.
     const std::optional<at::Tensor> optional_halo =
         halo.defined() ? std::optional(halo) : std::nullopt;
+    if (takes_fused_conv(x, weight)) {
+        return fused_conv_silu(x, weight, optional_halo, segment_offsets);
+    }
     return CausalConvSilu::apply(x, weight, optional_halo, segment_offsets);
 }
 

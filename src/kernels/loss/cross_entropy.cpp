@@ -8,6 +8,8 @@
 
 #include "hybridcp/error.h"
 #include "kernels/linear/linear.h"
+#include "kernels/loss/fused_loss.h"
+#include "kernels/pointwise/pointwise.h"
 
 namespace hybridcp {
 
@@ -67,9 +69,11 @@ class ChunkedLoss {
         const at::ScalarType dtype = at::toOpMathType(hidden_.scalar_type());
         const std::int64_t chunk_rows = std::min(rows_per_chunk, num_rows);
         at::Tensor loss = at::zeros({num_rows}, hidden_.options().dtype(dtype));
-        // One buffer of logits for all chunks, and for bf16 a second one in fp32.
+        // One buffer of logits for all chunks, and for bf16 without fused kernels one in fp32.
         at::Tensor product = at::empty({chunk_rows, weight_.size(0)}, hidden_.options());
-        at::Tensor wide = product.scalar_type() == dtype ? product : at::empty_like(product, dtype);
+        at::Tensor wide = product.scalar_type() == dtype || takes_fused({product})
+                              ? product
+                              : at::empty_like(product, dtype);
         for (std::int64_t begin = 0; begin < num_rows; begin += chunk_rows) {
             const std::int64_t rows = std::min(chunk_rows, num_rows - begin);
             at::Tensor product_rows = product.narrow(0, 0, rows);
@@ -82,30 +86,40 @@ class ChunkedLoss {
   private:
     at::Tensor run_chunk(std::int64_t begin, at::Tensor& product, at::Tensor& wide) {
         const std::int64_t rows = product.size(0);
-        const bool separate = product.scalar_type() != wide.scalar_type();
         const at::Tensor hidden = hidden_.narrow(0, begin, rows);
-        const at::Tensor targets = targets_.narrow(0, begin, rows);
         at::mm_out(product, hidden, weight_.t());
+        at::Tensor loss = to_gradient(product, wide, targets_.narrow(0, begin, rows));
+        if (d_hidden.defined()) {
+            at::Tensor d_rows = d_hidden.narrow(0, begin, rows);
+            at::mm_out(d_rows, product, weight_);
+        }
+        if (d_weight.defined() && product.scalar_type() != d_weight.scalar_type()) {
+            d_weight.add_(weight_gradient(product, hidden));
+        } else if (d_weight.defined()) {
+            d_weight.addmm_(product.t(), hidden);
+        }
+        return loss;
+    }
+
+    /// The losses of the logits in `product`; these become their gradient where one is wanted.
+    /// `wide` is the same memory or a buffer in fp32.
+    at::Tensor to_gradient(at::Tensor& product, at::Tensor& wide, const at::Tensor& targets) const {
+        const bool with_gradient = d_hidden.defined() || d_weight.defined();
+        if (takes_fused({product})) {
+            return with_gradient ? fused_losses_to_gradients(product, targets)
+                                 : fused_row_losses(product, targets).loss;
+        }
+        const bool separate = product.scalar_type() != wide.scalar_type();
         if (separate) {
             wide.copy_(product);
         }
         at::Tensor row_sums;
         at::Tensor loss = loss_of_rows(wide, targets, row_sums);
-        if (!d_hidden.defined() && !d_weight.defined()) {
-            return loss;
-        }
-        gradient_of_rows(wide, targets, row_sums);
-        if (separate) {
-            product.copy_(wide);
-        }
-        if (d_hidden.defined()) {
-            at::Tensor d_rows = d_hidden.narrow(0, begin, rows);
-            at::mm_out(d_rows, product, weight_);
-        }
-        if (d_weight.defined() && separate) {
-            d_weight.add_(weight_gradient(product, hidden));
-        } else if (d_weight.defined()) {
-            d_weight.addmm_(product.t(), hidden);
+        if (with_gradient) {
+            gradient_of_rows(wide, targets, row_sums);
+            if (separate) {
+                product.copy_(wide);
+            }
         }
         return loss;
     }
@@ -168,6 +182,22 @@ struct LogitsLoss : torch::autograd::Function<LogitsLoss> {
     }
 };
 
+struct FusedLogitsLoss : torch::autograd::Function<FusedLogitsLoss> {
+    static variable_list forward(AutogradContext* context,
+                                 const at::Tensor& logits,
+                                 const at::Tensor& targets) {
+        const RowLosses rows = fused_row_losses(logits, targets);
+        context->save_for_backward({logits, targets, rows.statistics});
+        context->mark_non_differentiable({rows.loss});
+        return {rows.loss.sum(), rows.loss};
+    }
+
+    static variable_list backward(AutogradContext* context, variable_list gradients) {
+        const variable_list saved = context->get_saved_variables();
+        return {fused_row_gradients(saved[0], saved[1], saved[2], gradients[0]), at::Tensor()};
+    }
+};
+
 }  // namespace
 
 CrossEntropy cross_entropy_lm_head(const at::Tensor& hidden,
@@ -196,7 +226,8 @@ CrossEntropy cross_entropy_logits(const at::Tensor& logits, const at::Tensor& ta
               "cross_entropy_logits: logits must be [T, vocabulary], got {}",
               fmt::join(logits.sizes(), "x"));
     check_targets(targets, logits.size(0), logits.size(1));
-    const variable_list results = LogitsLoss::apply(logits, targets);
+    const variable_list results = takes_fused({logits}) ? FusedLogitsLoss::apply(logits, targets)
+                                                        : LogitsLoss::apply(logits, targets);
     return {results[0], results[1]};
 }
 

@@ -4,6 +4,7 @@
 
 #include "hybridcp/error.h"
 #include "kernels/linear/linear.h"
+#include "kernels/mlp/activation.h"
 
 namespace hybridcp {
 
@@ -23,21 +24,20 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
         const at::Tensor a = at::mm(x, gate.to(x.scalar_type()).t());  // [T, F]
         const at::Tensor b = at::mm(x, up.to(x.scalar_type()).t());
         context->save_for_backward({x, gate, up, down, a, b});
-        return at::mm(at::silu(a).mul_(b), down.to(x.scalar_type()).t());
+        return at::mm(swiglu_activation(a, b), down.to(x.scalar_type()).t());
     }
 
     static variable_list backward(AutogradContext* context, variable_list gradients) {
         const variable_list saved = context->get_saved_variables();
         const at::Tensor &x = saved[0], &gate = saved[1], &up = saved[2], &down = saved[3];
         const at::Tensor &a = saved[4], &b = saved[5], &dy = gradients[0];
-        const at::Tensor activated = at::silu(a);
         at::Tensor dx, d_gate, d_up, d_down;
-        if (context->needs_input_grad(3)) {
-            d_down = weight_gradient(dy, activated * b).to(down.scalar_type());
+        const bool with_down = context->needs_input_grad(3);
+        const auto [activated, da, db] = swiglu_activation_backward(
+            at::mm(dy, down.to(dy.scalar_type())), a, b, /*with_activated=*/with_down);  // [T, F]
+        if (with_down) {
+            d_down = weight_gradient(dy, activated).to(down.scalar_type());
         }
-        const at::Tensor d_hidden = at::mm(dy, down.to(dy.scalar_type()));  // [T, F]
-        const at::Tensor db = d_hidden * activated;
-        const at::Tensor da = at::silu_backward(d_hidden * b, a);
         if (context->needs_input_grad(0)) {
             dx = at::addmm(at::mm(da, gate.to(da.scalar_type())), db, up.to(db.scalar_type()));
         }

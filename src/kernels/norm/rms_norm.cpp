@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include "hybridcp/error.h"
+#include "kernels/norm/fused_norm.h"
+#include "kernels/pointwise/pointwise.h"
 
 namespace hybridcp {
 
@@ -121,7 +123,8 @@ void check_norm_arguments(const char* name, const at::Tensor& x, const at::Tenso
 
 at::Tensor rms_norm_zero_centered(const at::Tensor& x, const at::Tensor& weight, double eps) {
     check_norm_arguments("rms_norm_zero_centered", x, weight);
-    return ZeroCenteredNorm::apply(x, weight, eps);
+    return takes_fused({x}) ? fused_norm_zero_centered(x, weight, eps)
+                            : ZeroCenteredNorm::apply(x, weight, eps);
 }
 
 at::Tensor rms_norm_gated(const at::Tensor& x,
@@ -131,7 +134,8 @@ at::Tensor rms_norm_gated(const at::Tensor& x,
     check_norm_arguments("rms_norm_gated", x, weight);
     HCP_CHECK(z.sizes() == x.sizes(), "rms_norm_gated: z must have x's shape {}, got {}",
               fmt::join(x.sizes(), "x"), fmt::join(z.sizes(), "x"));
-    return GatedNorm::apply(x, z, weight, eps);
+    return takes_fused({x, z}) ? fused_norm_gated(x, z, weight, eps)
+                               : GatedNorm::apply(x, z, weight, eps);
 }
 
 }  // namespace hybridcp

@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "hybridcp/error.h"
+#include "kernels/pointwise/pointwise.h"
+#include "kernels/rotary/fused_rotary.h"
 
 namespace hybridcp {
 
@@ -17,6 +19,9 @@ using torch::autograd::variable_list;
 /// Rotates by +angle or, with sign = -1, by -angle (the transpose, which is the gradient). cos,
 /// sin: [T, r/2].
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
+    if (takes_fused({x})) {
+        return fused_rotate(x, cos, sin, sign);
+    }
     const at::ScalarType dtype = at::toOpMathType(x.scalar_type());
     const std::int64_t half = cos.size(1);
     const at::Tensor c = cos.to(dtype).unsqueeze(1);  // [T, 1, r/2]
