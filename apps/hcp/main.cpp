@@ -45,6 +45,10 @@ int dispatch(const Request& request) {
             return verify_parallel(request.verify_parallel);
         case Command::kBenchCp:
             return bench_cp(request.bench_cp);
+        case Command::kBenchGdn:
+            return bench_gdn(request.bench_gdn);
+        case Command::kBenchOp:
+            return bench_op(request.bench_op);
         case Command::kExport:
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:

@@ -106,8 +106,8 @@ std::int64_t peak_bf16(std::int64_t rounds, float* sink) {
     for (std::int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 24
         for (int i = 0; i < kSums; ++i) {
-            sums[i] = std::bit_cast<Vec>(
-                _mm512_dpbf16_ps(std::bit_cast<__m512>(sums[i]), left, right));
+            sums[i] =
+                std::bit_cast<Vec>(_mm512_dpbf16_ps(std::bit_cast<__m512>(sums[i]), left, right));
             keep_in_register(sums[i]);
         }
     }
