@@ -7,6 +7,7 @@ Reads one JSON request a line, writes one JSON answer a line:
 Any answer may be {"error": "..."} instead.
 """
 
+import ctypes
 import gc
 import json
 import sys
@@ -29,8 +30,12 @@ class Peer:
 
     def set_up(self, request):
         self.inputs = self.make_inputs(request, min(request["tokens"], 512))
+        self.bytes_before = 0
         self.run(request)
+        self.inputs = None
         self.inputs = self.make_inputs(request, request["tokens"])
+        release_free_memory()
+        self.bytes_before = resident_bytes()
         return {"ok": True}
 
     def make_inputs(self, request, tokens):
@@ -58,7 +63,7 @@ class Peer:
     def run(self, request):
         torch = self.torch
         gc.collect()
-        before = resident_bytes(reset_peak=True)
+        resident_bytes(reset_peak=True)
         start = time.perf_counter()
         # The op wants a query and a key head for each value head: so does its model.
         repeated = {
@@ -82,8 +87,16 @@ class Peer:
         if request.get("backward", True):
             torch.autograd.grad(output, list(self.inputs.values()), self.output_gradient)
             answer["backward_us"] = (time.perf_counter() - middle) * 1e6
-        answer["peak_bytes"] = resident_bytes(peak=True) - before
+        answer["peak_bytes"] = resident_bytes(peak=True) - self.bytes_before
         return answer
+
+
+def release_free_memory():
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass
 
 
 def resident_bytes(peak=False, reset_peak=False):
