@@ -94,7 +94,7 @@ double time_products(const ProductRunner<T>& runner,
                      std::int64_t group,
                      std::int64_t chunk) {
     constexpr int kKeyHeads = 200;  // some milliseconds in all
-    Stopwatch watch;
+    Stopwatch watch(1);
     for (int i = 0; i < kKeyHeads; ++i) {
         runner.run(products.per_key_head);
         for (std::int64_t head = 0; head < group; ++head) {

@@ -128,25 +128,25 @@ Lane variant_lane(const BenchGdnOptions& options,
         LaneTimes times;
         {
             const TensorMemory memory;
-            Stopwatch watch;
+            Stopwatch watch(max_threads());
             const auto call = make_call(variant, problem);
             const GdnOutput output = call->forward(at::Tensor());
             times.us["forward"] = watch.lap_us();
             times.bytes["forward"] = static_cast<double>(memory.peak_bytes());
             if (backward) {
-                Stopwatch backward_watch;
+                Stopwatch backward_watch(max_threads());
                 const GdnGradients gradients = call->backward(problem.d_o, at::Tensor());
                 times.us["backward"] = backward_watch.lap_us();
                 times.bytes["forward+backward"] = static_cast<double>(memory.peak_bytes());
             }
         }
         if (summaries) {  // what they add: they share the call's preparation with the passes
-            Stopwatch watch;
+            Stopwatch watch(max_threads());
             const auto call = make_call(variant, problem);
             const GdnSummary summary = call->summary();
             const GdnOutput output = call->forward(at::Tensor());
             times.us["summary"] = watch.lap_us() - times.us["forward"];
-            Stopwatch backward_watch;
+            Stopwatch backward_watch(max_threads());
             const at::Tensor dS = call->gradient_summary(problem.d_o);
             const GdnGradients gradients = call->backward(problem.d_o, at::Tensor());
             times.us["gradient_summary"] = backward_watch.lap_us() - times.us["backward"];

@@ -95,7 +95,7 @@ std::string cell(const Json& entry, const char* key, double factor, int digits, 
 /// How many times as long the lane `name` takes.
 std::string ratio(const Json& lanes, const std::string& name, const char* pass, const Json& entry) {
     const Json* other = find_pass(lanes, name, pass);
-    return other == nullptr || other == &entry
+    return other == nullptr || other == &entry || !entry.contains("gflops")
                ? std::string("-")
                : fmt::format("{:.2f}x",
                              other->at("us").get<double>() / entry.at("us").get<double>());
@@ -114,7 +114,7 @@ std::string run_rows(const Json& run) {
                 "{:>7} {:<5} {:<17} {:<20} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9}\n",
                 run.at("tokens").get<std::int64_t>(), run.at("dtype").get<std::string>(), pass,
                 lane.at("name").get<std::string>(), cell(entry, "us", 1, 3, ""),
-                cell(entry, "us_min", 1, 3, ""), cell(entry, "gflops", 1, 1, ""),
+                cell(entry, "us_min", 1, 3, ""), cell(entry, "gflops", 1, 2, ""),
                 cell(entry, "of_peak", 100, 1, " %"),
                 cell(entry, "of_forward_backward", 100, 1, " %"),
                 cell(entry, "peak_megabytes", 1, 1, ""), ratio(lanes, "eager", pass, entry),
@@ -196,12 +196,12 @@ Json gdn_flatness(const Json& runs) {
 }
 
 std::string bench_gdn_table(const Json& results) {
-    std::string text =
-        fmt::format("{}, {} thread(s); {} key and {} value heads, K = {}, V = {}, gates {}\n",
-                    results.at("cpu").get<std::string>(), results.at("threads").get<int>(),
-                    results.at("key_heads").get<int>(), results.at("value_heads").get<int>(),
-                    results.at("key_dim").get<int>(), results.at("value_dim").get<int>(),
-                    results.at("gates").get<std::string>());
+    std::string text = fmt::format(
+        "{}, {} thread(s), {} time; {} key and {} value heads, K = {}, V = {}, gates {}\n",
+        results.at("cpu").get<std::string>(), results.at("threads").get<int>(),
+        results.at("threads") == 1 ? "CPU" : "elapsed", results.at("key_heads").get<int>(),
+        results.at("value_heads").get<int>(), results.at("key_dim").get<int>(),
+        results.at("value_dim").get<int>(), results.at("gates").get<std::string>());
     text +=
         fmt::format("{:>7} {:<5} {:<17} {:<20} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9}\n",
                     "tokens", "dtype", "pass", "variant", "us/tok/hd", "min", "GFLOP/s", "of peak",

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <limits>
+#include <utility>
 
 #include "hybridcp/error.h"
 #include "kernels/simd/peak_kernels.h"
@@ -23,11 +25,23 @@ std::string cpu_name() {
     return "unknown CPU";
 }
 
+namespace {
+
+double clock_us(int clock) {
+    timespec time{};
+    ::clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
+}
+
+}  // namespace
+
+Stopwatch::Stopwatch(int threads)
+    : clock_(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC),
+      start_us_(clock_us(clock_)) {}
+
 double Stopwatch::lap_us() {
-    const auto now = std::chrono::steady_clock::now();
-    const double us = std::chrono::duration<double, std::micro>(now - start_).count();
-    start_ = now;
-    return us;
+    const double now = clock_us(clock_);
+    return now - std::exchange(start_us_, now);
 }
 
 double median(std::vector<double> values) {
@@ -92,14 +106,13 @@ double measure_peak_flops(Isa isa, at::ScalarType dtype) {
     const auto loop =
         dtype == at::kBFloat16 && kernels.bf16 != nullptr ? kernels.bf16 : kernels.fp32;
     constexpr double kLongEnoughUs = 20e3;
-    static volatile float sink = 0.0F;
     float sum = 0.0F;
     for (std::int64_t rounds = 1 << 14;; rounds *= 2) {
-        Stopwatch watch;
+        Stopwatch watch(1);
         const auto operations = static_cast<double>(loop(rounds, &sum));
         const double us = watch.lap_us();
         if (us >= kLongEnoughUs) {
-            sink = sum;
+            HCP_CHECK(!std::isnan(sum), "a peak loop computed nonsense");  // and so was computed
             return operations / (us * 1e-6);
         }
     }
@@ -113,7 +126,7 @@ double measure_copy_bandwidth() {
     static std::vector<char> to(kBlocks * kBlockBytes, 2);
     std::vector<double> us;
     for (int i = 0; i < kRepeats; ++i) {
-        Stopwatch watch;
+        Stopwatch watch(max_threads());
         parallel_tasks(static_cast<std::int64_t>(kBlocks), [&](std::int64_t block, int /*thread*/) {
             const std::size_t at = static_cast<std::size_t>(block) * kBlockBytes;
             std::memcpy(to.data() + at, from.data() + at, kBlockBytes);

@@ -4,7 +4,6 @@
 
 #include <ATen/core/ScalarType.h>
 
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -15,13 +14,16 @@ namespace hybridcp::cli {
 
 [[nodiscard]] std::string cpu_name();
 
-/// Microseconds since it was made, or since the last lap.
+/// Microseconds since it was made, or since the last lap. With one thread they are that thread's
+/// CPU time: other work on the machine does not count. With more, elapsed time.
 class Stopwatch {
   public:
+    explicit Stopwatch(int threads);
     [[nodiscard]] double lap_us();
 
   private:
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    int clock_;
+    double start_us_;
 };
 
 /// Of an even number of values, the mean of the two in the middle; NaN without values.

@@ -149,11 +149,11 @@ void time_once(const OpProblem& problem,
                OpSamples& into) {
     {
         const TensorMemory memory;
-        Stopwatch watch;
+        Stopwatch watch(max_threads());
         const at::Tensor y = problem.kernel(inputs);
         into.forward.us.push_back(watch.lap_us());
         into.forward.peak_bytes = static_cast<double>(memory.peak_bytes());
-        Stopwatch backward_watch;
+        Stopwatch backward_watch(max_threads());
         const Tensors gradients = torch::autograd::grad({y}, inputs, {d_y});
         into.backward.us.push_back(backward_watch.lap_us());
         into.backward.peak_bytes = static_cast<double>(memory.peak_bytes());
@@ -161,7 +161,7 @@ void time_once(const OpProblem& problem,
     const c10::NoGradGuard no_grad;
     for (const auto& [products, pass] : {std::pair{&problem.forward_products, &into.forward},
                                          std::pair{&problem.backward_products, &into.backward}}) {
-        Stopwatch watch;
+        Stopwatch watch(max_threads());
         if (*products) {
             (*products)();
             pass->products_us.push_back(watch.lap_us());

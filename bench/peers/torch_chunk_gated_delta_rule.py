@@ -26,6 +26,8 @@ class Peer:
         self.torch = torch
         self.rule = modeling.torch_chunk_gated_delta_rule
         torch.set_num_threads(request["threads"])
+        # As the caller measures itself: other work on the machine does not count.
+        self.clock = time.process_time if request["threads"] == 1 else time.perf_counter
         return {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}
 
     def set_up(self, request):
@@ -64,7 +66,7 @@ class Peer:
         torch = self.torch
         gc.collect()
         resident_bytes(reset_peak=True)
-        start = time.perf_counter()
+        start = self.clock()
         # The op wants a query and a key head for each value head: so does its model.
         repeated = {
             name: self.inputs[name].repeat_interleave(self.group, dim=2)
@@ -82,11 +84,11 @@ class Peer:
             output_final_state=False,
             use_qk_l2norm_in_kernel=True,
         )
-        middle = time.perf_counter()
+        middle = self.clock()
         answer = {"forward_us": (middle - start) * 1e6}
         if request.get("backward", True):
             torch.autograd.grad(output, list(self.inputs.values()), self.output_gradient)
-            answer["backward_us"] = (time.perf_counter() - middle) * 1e6
+            answer["backward_us"] = (self.clock() - middle) * 1e6
         answer["peak_bytes"] = resident_bytes(peak=True) - self.bytes_before
         return answer
 
