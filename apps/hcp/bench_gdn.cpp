@@ -75,6 +75,16 @@ std::map<Isa, double> run_by_turns(std::vector<Lane>& lanes, at::ScalarType dtyp
     return medians;
 }
 
+/// The table comes when all sizes are done, which may take long.
+void print_progress(const Json& run) {
+    for (const Json& lane : run.at("lanes")) {
+        for (const auto& [pass, entry] : lane.at("passes").items()) {
+            fmt::print(stderr, "bench gdn:   {} {} {:.3f} us per token and value head\n",
+                       lane.at("name").get<std::string>(), pass, entry.at("us").get<double>());
+        }
+    }
+}
+
 Json run_size(const BenchGdnOptions& options,
               const std::vector<GdnVariant>& variants,
               HuggingFacePeer* hugging_face,
@@ -98,6 +108,7 @@ Json run_size(const BenchGdnOptions& options,
     const std::map<Isa, double> peaks = run_by_turns(lanes, type);
     Json run = gdn_run_summary(options, lanes, peaks, tokens);
     run["dtype"] = dtype;
+    print_progress(run);
     return run;
 }
 
