@@ -39,77 +39,107 @@ void check_options(const BenchGdnOptions& options) {
     }
 }
 
-Lane hugging_face_lane(const BenchGdnOptions& options, HuggingFacePeer& peer) {
+/// All that is timed at one length; the lanes refer to the problem.
+struct SizeRun {
+    std::int64_t tokens = 0;
+    GdnProblem problem;
+    std::vector<Lane> lanes;
+    std::map<Isa, std::vector<double>> peaks;
+};
+
+Lane hugging_face_lane(const BenchGdnOptions& options,
+                       HuggingFacePeer& peer,
+                       std::int64_t tokens,
+                       const std::string& dtype) {
     return {.name = "hf",
-            .run = [&peer] { return peer.run(); },
+            .run =
+                [&options, &peer, tokens, dtype] {
+                    peer.set_up(options, tokens, dtype);  // and warms up; it measures itself
+                    return peer.run();
+                },
             .isa = available_isas().back(),
             .repeats = options.peer_repeats,
-            .warm_up = 0};  // the peer has warmed up when it was set up
+            .warm_up = 0};
 }
 
-/// All lanes by turns, the peaks of the core between them.
-std::map<Isa, double> run_by_turns(std::vector<Lane>& lanes, at::ScalarType dtype) {
-    int turns = 0;
-    std::map<Isa, std::vector<double>> peaks;
-    for (Lane& lane : lanes) {
-        peaks[lane.isa] = {};
-        turns = std::max(turns, lane.repeats);
-        for (int i = 0; i < lane.warm_up; ++i) {
-            (void)lane.run();
+std::unique_ptr<SizeRun> make_size(const BenchGdnOptions& options,
+                                   const std::vector<GdnVariant>& variants,
+                                   std::int64_t tokens,
+                                   at::ScalarType dtype) {
+    auto size = std::make_unique<SizeRun>();
+    size->tokens = tokens;
+    size->problem = make_gdn_problem(options, {0, tokens}, tokens, dtype);
+    for (const GdnVariant& variant : variants) {
+        size->lanes.push_back(variant_lane(options, variant, size->problem));
+    }
+    if (contains(options.peers, "brgemm")) {
+        size->lanes.push_back(brgemm_lane(options, 32, tokens, dtype));
+        size->lanes.push_back(brgemm_lane(options, 64, tokens, dtype));
+    }
+    return size;
+}
+
+/// One turn: the peaks of the core, then every lane that has repeats left.
+void take_turn(SizeRun& size, at::ScalarType dtype, int turn) {
+    for (const Lane& lane : size.lanes) {
+        std::vector<double>& peaks = size.peaks[lane.isa];
+        if (static_cast<int>(peaks.size()) <= turn) {
+            peaks.push_back(measure_peak_flops(lane.isa, dtype));
         }
     }
-    for (int turn = 0; turn < turns; ++turn) {
-        for (auto& [isa, samples] : peaks) {
-            samples.push_back(measure_peak_flops(isa, dtype));
+    for (Lane& lane : size.lanes) {
+        if (turn < lane.repeats) {
+            lane.samples.push_back(lane.run());
         }
-        for (Lane& lane : lanes) {
-            if (turn < lane.repeats) {
-                lane.samples.push_back(lane.run());
+    }
+}
+
+/// All lengths by turns too: their ratios must not show how busy the machine was meanwhile.
+void run_by_turns(const std::vector<std::unique_ptr<SizeRun>>& sizes,
+                  const std::string& dtype,
+                  at::ScalarType type) {
+    int turns = 0;
+    for (const auto& size : sizes) {
+        for (Lane& lane : size->lanes) {
+            turns = std::max(turns, lane.repeats);
+            for (int i = 0; i < lane.warm_up; ++i) {
+                (void)lane.run();
             }
         }
     }
-    std::map<Isa, double> medians;
-    for (const auto& [isa, samples] : peaks) {
-        medians[isa] = median(samples);
-    }
-    return medians;
-}
-
-/// The table comes when all sizes are done, which may take long.
-void print_progress(const Json& run) {
-    for (const Json& lane : run.at("lanes")) {
-        for (const auto& [pass, entry] : lane.at("passes").items()) {
-            fmt::print(stderr, "bench gdn:   {} {} {:.3f} us per token and value head\n",
-                       lane.at("name").get<std::string>(), pass, entry.at("us").get<double>());
+    for (int turn = 0; turn < turns; ++turn) {
+        for (const auto& size : sizes) {
+            fmt::print(stderr, "bench gdn: {}, turn {} of {}, {} tokens ...\n", dtype, turn + 1,
+                       turns, size->tokens);
+            take_turn(*size, type, turn);
         }
     }
 }
 
-Json run_size(const BenchGdnOptions& options,
-              const std::vector<GdnVariant>& variants,
-              HuggingFacePeer* hugging_face,
-              std::int64_t tokens,
-              const std::string& dtype) {
-    fmt::print(stderr, "bench gdn: {} tokens, {} ...\n", tokens, dtype);
+/// Adds an element to `runs` for each length.
+void run_dtype(const BenchGdnOptions& options,
+               const std::vector<GdnVariant>& variants,
+               HuggingFacePeer* hugging_face,
+               const std::string& dtype,
+               Json& runs) {
     const at::ScalarType type = parse_bench_dtype("bench gdn", dtype);
-    const GdnProblem problem = make_gdn_problem(options, {0, tokens}, tokens, type);
-    std::vector<Lane> lanes;
-    for (const GdnVariant& variant : variants) {
-        lanes.push_back(variant_lane(options, variant, problem));
+    std::vector<std::unique_ptr<SizeRun>> sizes;
+    for (const std::int64_t tokens : options.tokens) {
+        sizes.push_back(make_size(options, variants, tokens, type));
+        if (hugging_face != nullptr) {
+            sizes.back()->lanes.push_back(hugging_face_lane(options, *hugging_face, tokens, dtype));
+        }
     }
-    if (contains(options.peers, "brgemm")) {
-        lanes.push_back(brgemm_lane(options, 32, tokens, type));
-        lanes.push_back(brgemm_lane(options, 64, tokens, type));
+    run_by_turns(sizes, dtype, type);
+    for (const auto& size : sizes) {
+        std::map<Isa, double> peaks;
+        for (const auto& [isa, samples] : size->peaks) {
+            peaks[isa] = median(samples);
+        }
+        Json run = gdn_run_summary(options, size->lanes, peaks, size->tokens);
+        run["dtype"] = dtype;
+        runs.push_back(std::move(run));
     }
-    if (hugging_face != nullptr) {
-        hugging_face->set_up(options, tokens, dtype);
-        lanes.push_back(hugging_face_lane(options, *hugging_face));
-    }
-    const std::map<Isa, double> peaks = run_by_turns(lanes, type);
-    Json run = gdn_run_summary(options, lanes, peaks, tokens);
-    run["dtype"] = dtype;
-    print_progress(run);
-    return run;
 }
 
 Json describe(const BenchGdnOptions& options) {
@@ -155,10 +185,7 @@ int bench_gdn(const BenchGdnOptions& options) {
         results["hf"] = hugging_face->versions();
     }
     for (const std::string& dtype : options.dtypes) {
-        for (const std::int64_t tokens : options.tokens) {
-            results["runs"].push_back(
-                run_size(options, variants, hugging_face.get(), tokens, dtype));
-        }
+        run_dtype(options, variants, hugging_face.get(), dtype, results["runs"]);
     }
     results["flatness"] = gdn_flatness(results.at("runs"));
     fmt::print("{}", bench_gdn_table(results));
