@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -119,7 +118,7 @@ int guarded_run(const std::vector<std::string>& arguments) {
 /// CPU.
 void keep_freed_memory() {
     mallopt(M_MMAP_MAX, 0);
-    mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+    mallopt(M_TRIM_THRESHOLD, -1);  // never
 }
 
 }  // namespace
