@@ -3,6 +3,7 @@
 
 #include "hcp/bench_measure.h"
 #include "hcp/bench_peers.h"
+#include "hcp/compare.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp::cli {
@@ -77,6 +78,16 @@ class ProductRunner {
                                         result_.mutable_data_ptr<float>(), packs_);
         }
     }
+    /// rel-L2 of one product against fp64.
+    [[nodiscard]] double error(const Product& p) const {
+        run({p});
+        const auto matrix = [](const at::Tensor& x, std::int64_t rows, std::int64_t columns) {
+            return x.flatten().narrow(0, 0, rows * columns).view({rows, columns}).to(at::kDouble);
+        };
+        const at::Tensor expected =
+            at::mm(matrix(left_, p.rows, p.depth), matrix(right_, p.depth, p.columns));
+        return relative_l2(matrix(result_, p.rows, p.columns), expected).error;
+    }
     ~ProductRunner() { at::native::cpublas::brgemm_release(packs_); }
     ProductRunner(const ProductRunner&) = delete;
     ProductRunner& operator=(const ProductRunner&) = delete;
@@ -113,7 +124,11 @@ Lane make_lane(const BenchGdnOptions& options,
     const auto runner = std::make_shared<ProductRunner<T>>(largest, dtype);
     const Products forward = forward_products(chunk, options.key_dim, options.value_dim);
     try {
-        runner->run(forward.per_key_head);
+        constexpr double kBar = 1e-5;  // fp32 sums of exact products
+        const double error = runner->error(forward.per_key_head.front());
+        if (!(error <= kBar)) {
+            throw NumericsError(fmt::format("bench gdn --peer brgemm: off by {:.1e}", error));
+        }
     } catch (const c10::Error& error) {
         throw UsageError(fmt::format("bench gdn --peer brgemm: not for {} on this CPU: {}",
                                      c10::toString(dtype), error.what_without_backtrace()));

@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
     All,
     BenchOp,
     ::testing::Values("conv", "norm", "gated_norm", "rotary", "swiglu", "cross_entropy"),
-    [](const ::testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
+    [](const ::testing::TestParamInfo<const char*>& op) { return std::string(op.param); });
 
 }  // namespace
 }  // namespace hybridcp::testing
