@@ -127,11 +127,11 @@ std::int64_t peak_bf16(std::int64_t rounds, float* sink) {
 
 const PeakKernels& peak_kernels() {
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-    static constexpr PeakKernels kernels{.fp32 = peak_fp32, .bf16 = peak_bf16};
+    static constexpr PeakKernels kKernels{.fp32 = peak_fp32, .bf16 = peak_bf16};
 #else
-    static constexpr PeakKernels kernels{.fp32 = peak_fp32, .bf16 = nullptr};
+    static constexpr PeakKernels kKernels{.fp32 = peak_fp32, .bf16 = nullptr};
 #endif
-    return kernels;
+    return kKernels;
 }
 
 }  // namespace hybridcp::HCP_ISA
