@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "comm/launch_environment.h"
 #include "core/files.h"
+#include "hcp/bench_measure.h"
 #include "hcp/launcher.h"
 #include "hybridcp/error.h"
 #include "train/model_setup.h"
@@ -44,16 +44,6 @@ constexpr std::array kVariants{
     VariantWords{"folded-p2p", "p2p", "folded", "native", "folded"},
     VariantWords{"contiguous-p2p", "p2p", "contiguous", "native", "folded"},
 };
-
-std::string cpu_name() {
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);) {
-        if (line.rfind("model name", 0) == 0) {
-            return line.substr(line.find(':') + 2);
-        }
-    }
-    return "unknown CPU";
-}
 
 std::vector<std::string> worker_arguments(const BenchCpOptions& options,
                                           const std::string& output) {

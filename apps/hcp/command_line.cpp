@@ -3,21 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "hcp/command_line_parts.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp::cli {
 
 namespace {
-
-void examples(CLI::App* command, const std::string& text) {
-    command->footer("Examples:\n" + text);
-}
-
-const char* const kOverrideHelp =
-    "key.path=value, laid over the recipe; e.g. train.accelerator.linear_attention_cp_mode=p2p";
 
 void add_nproc(CLI::App* command, Request& request) {
     command->add_option(
@@ -130,7 +123,7 @@ void add_verify_op(CLI::App& verify, Request& request) {
         ->required();
     op->add_option("files", options.files, "golden cases, their manifest.json beside them")
         ->required();
-    op->add_option("--backend", options.backend, "eager, fused (gdn on cpu), or reference (fp64)")
+    op->add_option("--backend", options.backend, "eager, fused (cpu), or reference (fp64)")
         ->capture_default_str();
     op->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
     op->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
@@ -142,11 +135,6 @@ void add_verify_op(CLI::App& verify, Request& request) {
              "  hcp verify op conv1d tests/golden/ops/conv1d/varlen.safetensors --dtype bf16 "
              "--report r.json");
     op->callback([&request] { request.command = Command::kVerifyOp; });
-}
-
-/// A list in one word, so that a recipe may follow.
-CLI::Option* comma_separated(CLI::Option* option) {
-    return option->delimiter(',')->allow_extra_args(false);
 }
 
 void add_inspect_layout(CLI::App& inspect, Request& request) {
@@ -174,39 +162,6 @@ void add_inspect_layout(CLI::App& inspect, Request& request) {
              "layout.svg\n"
              "  hcp inspect layout recipes/demo.yaml train.accelerator.cp=8 --json layout.json");
     command->callback([&request] { request.command = Command::kInspectLayout; });
-}
-
-void add_bench_cp(CLI::App& bench, Request& request) {
-    CLI::App* command = bench.add_subcommand(
-        "cp", "A training step under each way to run the linear layers, at several rank counts");
-    BenchCpOptions& options = request.bench_cp;
-    command->add_option("recipe", options.recipe_path, "the recipe, YAML")->required();
-    command->add_option("overrides", options.overrides, kOverrideHelp);
-    comma_separated(command->add_option("--ranks", options.ranks, "numbers of ranks"))
-        ->check(CLI::Range(2, 1024))
-        ->capture_default_str();
-    comma_separated(command->add_option("--variants", options.variants,
-                                        "by name; all that are supported if left out"));
-    comma_separated(
-        command->add_option("--documents", options.documents,
-                            "tokens of each document; one of data.sequence_length if left out"))
-        ->check(CLI::NonNegativeNumber);
-    command->add_option("--level", options.level, "model, or layer: one linear-attention mixer")
-        ->capture_default_str();
-    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
-        ->check(CLI::Range(0, 1000))
-        ->capture_default_str();
-    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
-    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
-    command->add_option("--worker-output", options.worker_output)->group("");  // for its own ranks
-    examples(command,
-             "  hcp bench cp recipes/bench_cp.yaml\n"
-             "  hcp bench cp recipes/bench_cp.yaml --ranks 4,8 --variants "
-             "gather_hidden,convert,native-p2p --report cp.json\n"
-             "  hcp bench cp recipes/bench_cp.yaml --level layer --documents 4096,0,100,2000");
-    command->callback([&request] { request.command = Command::kBenchCp; });
 }
 
 void add_version(CLI::App& app, Request& request) {
@@ -245,6 +200,30 @@ std::string command_path(const CLI::App& app) {
     return path;
 }
 
+const CLI::App& deepest(const CLI::App& app) {
+    const CLI::App* level = &app;
+    while (!level->get_subcommands().empty()) {
+        level = level->get_subcommands().front();
+    }
+    return *level;
+}
+
+/// The flag of the command that an unknown one was meant to be; empty when no flag is unknown.
+std::string nearest_flag(const CLI::App& app) {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : deepest(app).get_options()) {
+        for (const std::string& name : option->get_lnames()) {
+            known.push_back("--" + name);
+        }
+    }
+    for (const std::string& word : app.remaining(/*recurse=*/true)) {
+        if (word.rfind("--", 0) == 0) {
+            return nearest_word(word.substr(0, word.find('=')), known);
+        }
+    }
+    return "";
+}
+
 std::string one_line(std::string text) {
     for (char& c : text) {
         c = c == '\n' ? ' ' : c;
@@ -272,7 +251,7 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     add_inspect_layout(*inspect, request);
     CLI::App* bench = app.add_subcommand("bench", "Measure, after the result is verified");
     bench->require_subcommand(1);
-    add_bench_cp(*bench, request);
+    add_bench_commands(*bench, request);
     add_version(app, request);
     if (!arguments.empty()) {
         check_command_word(app, "hcp", arguments[0]);
@@ -288,6 +267,11 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     } catch (const CLI::Success& help) {
         (void)app.exit(help);
         return std::nullopt;
+    } catch (const CLI::ExtrasError& error) {
+        const std::string flag = nearest_flag(app);
+        const std::string path = command_path(app);
+        throw UsageError(fmt::format("{}{} ({} --help shows how)", one_line(error.what()),
+                                     flag.empty() ? "" : ": did you mean " + flag + "?", path));
     } catch (const CLI::ParseError& error) {
         const std::string path = command_path(app);
         throw UsageError(fmt::format("{} ({} --help shows how)", one_line(error.what()), path));

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "hcp/bench_cp.h"
+#include "hcp/bench_gdn.h"
+#include "hcp/bench_op.h"
 #include "hcp/inspect_layout.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
@@ -24,6 +26,8 @@ enum class Command {
     kExport,
     kInspectLayout,
     kBenchCp,
+    kBenchGdn,
+    kBenchOp,
     kVersion
 };
 
@@ -37,6 +41,8 @@ struct Request {
     VerifyParallelOptions verify_parallel = {};
     ExportRequest export_checkpoint = {};
     BenchCpOptions bench_cp = {};
+    BenchGdnOptions bench_gdn = {};
+    BenchOpOptions bench_op = {};
     InspectLayoutOptions inspect_layout = {};
 };
 

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,6 +44,10 @@ int dispatch(const Request& request) {
             return verify_parallel(request.verify_parallel);
         case Command::kBenchCp:
             return bench_cp(request.bench_cp);
+        case Command::kBenchGdn:
+            return bench_gdn(request.bench_gdn);
+        case Command::kBenchOp:
+            return bench_op(request.bench_op);
         case Command::kExport:
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:
@@ -115,7 +118,7 @@ int guarded_run(const std::vector<std::string>& arguments) {
 /// CPU.
 void keep_freed_memory() {
     mallopt(M_MMAP_MAX, 0);
-    mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+    mallopt(M_TRIM_THRESHOLD, -1);  // never
 }
 
 }  // namespace

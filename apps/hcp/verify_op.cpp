@@ -9,6 +9,7 @@
 #include "hcp/compare.h"
 #include "hcp/op_formulas.h"
 #include "hybridcp/error.h"
+#include "kernels/pointwise/pointwise.h"
 
 namespace hybridcp::cli {
 
@@ -191,6 +192,8 @@ int verify_op(const VerifyOpOptions& options) {
         throw UsageError(
             fmt::format("verify op {} has no bf16 tolerance: say --dtype fp32", options.op));
     }
+    const ForcedPointwise pointwise(run.fused ? PointwiseBackend::kFused
+                                              : PointwiseBackend::kEager);
     std::vector<Report> reports;
     for (const std::string& file : options.files) {
         const OpCase op_case(options.op, file);
