@@ -126,14 +126,15 @@ HCP_INLINE void store_part(T* x, Vec v, int count) {
 
 /// Sum of the lanes, always in the same order.
 HCP_INLINE float sum_lanes(Vec v) {
-    float lanes[kLanes];
-    store(lanes, v);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
+    using Quad = float __attribute__((vector_size(16)));
+    Quad quads[kLanes / 4];
+    std::memcpy(quads, &v, sizeof(v));
+    for (int width = kLanes / 8; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) {
-            lanes[i] += lanes[i + width];
+            quads[i] += quads[i + width];
         }
     }
-    return lanes[0];
+    return (quads[0][0] + quads[0][2]) + (quads[0][1] + quads[0][3]);
 }
 
 HCP_INLINE float max_lanes(Vec v) {

@@ -28,6 +28,9 @@ struct GradientSummaryWalk : Walk<Engine, Input> {
             last = request.chunk_counts[i] > last ? request.chunk_counts[i] : last;
         }
         for (std::int64_t c = last - 1; c >= 0; --c) {
+            this->prefetch_inputs(c - 1, true);
+            this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group,
+                                                  this->problem.value_dim);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c < request.chunk_counts[i]) {
@@ -101,6 +104,7 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
             this->load_state(states[i], this->state_of(from, i));
         }
         for (std::int64_t c = begin; c < end; ++c) {
+            this->prefetch_inputs(c + 1, false);
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 remake_chunk(c, i, records[i][c - begin]);
@@ -125,6 +129,12 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c);
         const std::int64_t key_head = this->task.key_head;
+        const int value_dim = this->problem.value_dim;
+        this->prefetch_inputs(c - 1, true);
+        this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group, value_dim);
+        this->template prefetch<true, Input>(request.dv, c, this->problem.group, value_dim);
+        this->template prefetch<true, Input>(request.dq, c, 1, this->problem.key_dim);
+        this->template prefetch<true, Input>(request.dk, c, 1, this->problem.key_dim);
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
         sums.clear(this->sizes);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {

@@ -24,6 +24,7 @@ struct ChunkRange {
     [[nodiscard]] std::int64_t token(std::int64_t chunk) const {
         return begin + chunk * chunk_tokens;
     }
+    [[nodiscard]] bool contains(std::int64_t chunk) const { return chunk >= 0 && chunk < size(); }
     [[nodiscard]] int count(std::int64_t chunk) const {
         const std::int64_t rest = end - token(chunk);
         return rest < chunk_tokens ? static_cast<int>(rest) : chunk_tokens;
@@ -65,6 +66,25 @@ struct Walk {
     void fill_head(std::int64_t chunk, std::int64_t i) {
         head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
     }
+    /// Asks for what chunk `next` will read, or where it will write.
+    template <bool kWrite, typename T>
+    void prefetch(const GdnView& view, std::int64_t next, std::int64_t heads, int dim) const {
+        if (view.data != nullptr && chunks.contains(next)) {
+            for (std::int64_t i = 0; i < heads; ++i) {
+                prefetch_rows<kWrite>(
+                    at_token<const T>(view, chunks.token(next), task.key_head * heads + i),
+                    view.token_stride, chunks.count(next), dim);
+            }
+        }
+    }
+    void prefetch_inputs(std::int64_t next, bool outputs) const {
+        if (outputs) {
+            prefetch<false, Input>(problem.q, next, 1, problem.key_dim);
+        }
+        prefetch<false, Input>(problem.k, next, 1, problem.key_dim);
+        prefetch<false, Input>(problem.v, next, problem.group, problem.value_dim);
+    }
+
     /// Rows of v (or another view of its shape) into `to`.
     void load_values(const GdnView& view, std::int64_t chunk, std::int64_t i, float* to) const {
         load_rows(at_token<const Input>(view, chunks.token(chunk), value_head(i)) +
@@ -101,6 +121,9 @@ struct OutputWalk : Walk<Engine, Input> {
             this->load_state(states[i], this->state_of(this->task.start, i));
         }
         for (std::int64_t c = 0; c < this->chunks.size(); ++c) {
+            this->prefetch_inputs(c + 1, true);
+            this->template prefetch<true, Input>(forward.o, c, this->problem.group,
+                                                 this->problem.value_dim);
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c > 0 && c % kCheckpointChunks == 0) {
@@ -157,6 +180,7 @@ struct SummaryWalk : Walk<Engine, Input> {
             first = summary.first_chunks[i] < first ? summary.first_chunks[i] : first;
         }
         for (std::int64_t c = first; c < this->chunks.size(); ++c) {
+            this->prefetch_inputs(c + 1, false);
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c >= summary.first_chunks[i]) {

@@ -26,6 +26,17 @@ struct ChunkSizes {
           token_row(padded_row(chunk_tokens)) {}
 };
 
+/// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to guess.
+template <bool kWrite, typename T>
+HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int dim) {
+    constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+    for (int r = 0; r < count; ++r) {
+        for (int c = 0; c < dim; c += kLine) {
+            __builtin_prefetch(rows + r * stride + c, kWrite ? 1 : 0, 2);
+        }
+    }
+}
+
 /// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
 template <typename Input>
 HCP_STAGE void load_rows(

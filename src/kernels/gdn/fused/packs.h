@@ -12,9 +12,19 @@ HCP_INLINE int padded_row(int columns) {
 
 /// Units of two rows: bf16 pairs, the first row in the low half.
 HCP_INLINE VecUint pair_units(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+    // Both rows in one conversion, then their halves side by side.
+    const __m512i rows = std::bit_cast<__m512i>(
+        _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
+    alignas(64) static constexpr std::uint16_t kOrder[32] = {
+        0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return std::bit_cast<VecUint>(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), rows));
+#else
     const VecUint low = __builtin_convertvector(to_bf16(first), VecUint);
     const VecUint high = __builtin_convertvector(to_bf16(second), VecUint);
     return low | (high << 16);
+#endif
 }
 
 /// One step of a transpose: swaps the off-diagonal blocks of `kStep` lanes.
