@@ -26,8 +26,8 @@ enum class Isa : std::int8_t {
 /// All that are available, best last.
 [[nodiscard]] std::vector<Isa> available_isas();
 
-/// What kernels run on: the one forced by force_isa on this thread, else by the environment variable
-/// HYBRIDCP_ISA, else the best one. Errors: UsageError when a forced one is unknown or not
+/// What kernels run on: the one forced by force_isa on this thread, else by the environment
+/// variable HYBRIDCP_ISA, else the best one. Errors: UsageError when a forced one is unknown or not
 /// available; the message lists those that are.
 [[nodiscard]] Isa selected_isa();
 

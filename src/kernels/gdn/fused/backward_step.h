@@ -9,9 +9,9 @@ namespace hybridcp::HCP_ISA {
 /// What the forward pass leaves for one chunk.
 template <typename Engine>
 struct ChunkRecord {
-    float* new_values;  // [C, V] D
-    float* state;                          // H, as State::values
-    bool zero_state = false;               // H is 0
+    float* new_values;        // [C, V] D
+    float* state;             // H, as State::values
+    bool zero_state = false;  // H is 0
 
     ChunkRecord() = default;
     ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
@@ -26,9 +26,9 @@ struct ChunkRecord {
 
 /// Sums over the value heads of a key head, in fp32.
 struct KeyGradients {
-    float *dq, *dk;     // [C, K] of the normalised q and k
-    float* dp;          // [2C, C] dP, then dN + dN^T
-    float *dn;          // [C, C]
+    float *dq, *dk;  // [C, K] of the normalised q and k
+    float* dp;       // [2C, C] dP, then dN + dN^T
+    float* dn;       // [C, C]
 
     KeyGradients(Workspace& space, const ChunkSizes& sizes) {
         dq = space.take<float>(sizes.tokens * sizes.key_row);
@@ -49,24 +49,24 @@ struct KeyGradients {
 template <typename Engine>
 struct BackwardScratch {
     using Element = typename Engine::Element;
-    float* d_o;                    // [C, V]
-    float* values;                 // [C, V] V
-    float* solved;                 // [C, V] dD, then dR
-    Element* rows;                 // [2C, V] dO, then dR: left operands
-    Element* d_rows;               // [C, V] D
-    std::uint32_t* d_o_depth;      // right operand, depth C: dO
-    std::uint32_t* depth;          // right operand, depth 2C: s gamma dO, then -gamma beta dR
-    float* factors;                // [2C]: those factors
-    float* read;                   // [C, C] P
-    std::uint32_t* read_transposed;  // left operand P^T
+    float* d_o;                       // [C, V]
+    float* values;                    // [C, V] V
+    float* solved;                    // [C, V] dD, then dR
+    Element* rows;                    // [2C, V] dO, then dR: left operands
+    Element* d_rows;                  // [C, V] D
+    std::uint32_t* d_o_depth;         // right operand, depth C: dO
+    std::uint32_t* depth;             // right operand, depth 2C: s gamma dO, then -gamma beta dR
+    float* factors;                   // [2C]: those factors
+    float* read;                      // [C, C] P
+    std::uint32_t* read_transposed;   // left operand P^T
     std::uint32_t* pairs_transposed;  // left operand [dP; dN + dN^T]^T
-    std::uint32_t* d_columns;      // right operand of D^T: depth V, columns C
-    float* dots;                   // [2C, C] dO D^T, then dR D^T
-    float* reads;                  // [2C, K] dO H^T, then dR H^T
-    float* writes;                 // [C, K] D dH'^T
+    std::uint32_t* d_columns;         // right operand of D^T: depth V, columns C
+    float* dots;                      // [2C, C] dO D^T, then dR D^T
+    float* reads;                     // [2C, K] dO H^T, then dR H^T
+    float* writes;                    // [C, K] D dH'^T
     std::uint32_t* state_transposed;  // right operand of H^T, then of dH'^T: depth V, columns K
-    double *row_sums, *column_sums;  // [C] of N
-    float *crossing, *after;       // [C] i + e, and z
+    double *row_sums, *column_sums;   // [C] of N
+    float *crossing, *after;          // [C] i + e, and z
 
     BackwardScratch(Workspace& space, const ChunkSizes& sizes) {
         const int c = sizes.tokens;
@@ -96,10 +96,10 @@ struct BackwardScratch {
 /// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
 template <typename Engine>
 HCP_STAGE void read_gradient(const ChunkSizes& sizes,
-                              const KeyChunk<Engine>& keys,
-                              const HeadChunk& head,
-                              const State<Engine>& gradient,
-                              BackwardScratch<Engine>& scratch) {
+                             const KeyChunk<Engine>& keys,
+                             const HeadChunk& head,
+                             const State<Engine>& gradient,
+                             BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* x = scratch.solved;
     if (!gradient.zero) {
@@ -117,11 +117,11 @@ HCP_STAGE void read_gradient(const ChunkSizes& sizes,
 /// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left; scratch.d_o is filled.
 template <typename Engine>
 HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
-                                const KeyChunk<Engine>& keys,
-                                const HeadChunk& head,
-                                const State<Engine>& gradient,
-                                const float* ones,
-                                BackwardScratch<Engine>& scratch) {
+                               const KeyChunk<Engine>& keys,
+                               const HeadChunk& head,
+                               const State<Engine>& gradient,
+                               const float* ones,
+                               BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* x = scratch.solved;
     const bool add = !gradient.zero;
@@ -153,11 +153,11 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
 template <typename Engine>
 HCP_STAGE void update_gradient(const GdnProblemView& problem,
-                                const ChunkSizes& sizes,
-                                const KeyChunk<Engine>& keys,
-                                const HeadChunk& head,
-                                State<Engine>& gradient,
-                                BackwardScratch<Engine>& scratch) {
+                               const ChunkSizes& sizes,
+                               const KeyChunk<Engine>& keys,
+                               const HeadChunk& head,
+                               State<Engine>& gradient,
+                               BackwardScratch<Engine>& scratch) {
     for (int i = 0; i < keys.rows; ++i) {
         scratch.factors[i] = problem.scale * head.gamma[i];
         scratch.factors[keys.rows + i] = -head.gamma[i] * head.beta[i];
@@ -177,10 +177,10 @@ HCP_STAGE void update_gradient(const GdnProblemView& problem,
 /// scratch.dots, reads and writes from dO, dR, D, H and dH'.
 template <typename Engine>
 HCP_STAGE void gradient_products(const ChunkSizes& sizes,
-                                  const KeyChunk<Engine>& keys,
-                                  const ChunkRecord<Engine>& record,
-                                  const State<Engine>& gradient,
-                                  BackwardScratch<Engine>& scratch) {
+                                 const KeyChunk<Engine>& keys,
+                                 const ChunkRecord<Engine>& record,
+                                 const State<Engine>& gradient,
+                                 BackwardScratch<Engine>& scratch) {
     const int elements = ChunkRecord<Engine>::value_elements(sizes);
     for (int i = 0; i < keys.rows; ++i) {
         for (int j = 0; j < sizes.values; j += kLanes) {
@@ -213,9 +213,8 @@ HCP_STAGE void gradient_products(const ChunkSizes& sizes,
     }
     if (!gradient.zero) {
         State<Engine>::pack_transposed(sizes, gradient.values, transposed);
-        Engine::multiply(rows_left<Engine>(scratch.d_rows, elements),
-                         {transposed, panel}, keys.rows, sizes.keys, whole,
-                         into(scratch.writes, sizes.key_row));
+        Engine::multiply(rows_left<Engine>(scratch.d_rows, elements), {transposed, panel},
+                         keys.rows, sizes.keys, whole, into(scratch.writes, sizes.key_row));
     }
 }
 

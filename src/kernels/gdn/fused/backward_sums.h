@@ -9,10 +9,10 @@ namespace hybridcp::HCP_ISA {
 /// From D in fp32: rounding it would be the largest error of dg in bf16.
 template <typename Engine>
 HCP_STAGE void sum_writes(const ChunkSizes& sizes,
-                           const KeyChunk<Engine>& keys,
-                           const ChunkRecord<Engine>& record,
-                           const State<Engine>& gradient,
-                           BackwardScratch<Engine>& scratch) {
+                          const KeyChunk<Engine>& keys,
+                          const ChunkRecord<Engine>& record,
+                          const State<Engine>& gradient,
+                          BackwardScratch<Engine>& scratch) {
     for (int i = 0; i < keys.rows; ++i) {
         scratch.after[i] = gradient.zero ? 0.0F
                                          : dot(record.new_values + i * sizes.value_row,
@@ -23,14 +23,14 @@ HCP_STAGE void sum_writes(const ChunkSizes& sizes,
 /// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written).
 template <typename Engine>
 HCP_STAGE void sum_rows(const GdnProblemView& problem,
-                         const ChunkSizes& sizes,
-                         const KeyChunk<Engine>& keys,
-                         const HeadChunk& head,
-                         const BackwardScratch<Engine>& scratch,
-                         bool has_state,
-                         bool has_gradient,
-                         KeyGradients& sums,
-                         float* dbeta) {
+                        const ChunkSizes& sizes,
+                        const KeyChunk<Engine>& keys,
+                        const HeadChunk& head,
+                        const BackwardScratch<Engine>& scratch,
+                        bool has_state,
+                        bool has_gradient,
+                        KeyGradients& sums,
+                        float* dbeta) {
     for (int i = 0; i < keys.rows; ++i) {
         const int row = i * sizes.key_row;
         const float* q_reads = scratch.reads + row;
@@ -70,12 +70,12 @@ HCP_INLINE double sum_lanes(VecDouble v) {
 /// dP and dN, summed over value heads; row and column sums of N; the rest of dbeta.
 template <typename Engine>
 HCP_STAGE void sum_pairs(const GdnProblemView& problem,
-                          const ChunkSizes& sizes,
-                          const KeyChunk<Engine>& keys,
-                          const HeadChunk& head,
-                          const BackwardScratch<Engine>& scratch,
-                          KeyGradients& sums,
-                          float* dbeta) {
+                         const ChunkSizes& sizes,
+                         const KeyChunk<Engine>& keys,
+                         const HeadChunk& head,
+                         const BackwardScratch<Engine>& scratch,
+                         KeyGradients& sums,
+                         float* dbeta) {
     VecInt lane;
     for (int i = 0; i < kLanes; ++i) {
         lane[i] = i;
@@ -90,8 +90,8 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
             const Vec gam = load(head.gam + at), kk = load(keys.kk + at);
             const VecInt below = lane + j < i;
             const Vec read = gam * load(scratch.dots + at);  // 0 above the diagonal
-            const Vec dl = select(
-                below, -gam * load(scratch.dots + at + keys.rows * sizes.token_row), Vec{});
+            const Vec dl =
+                select(below, -gam * load(scratch.dots + at + keys.rows * sizes.token_row), Vec{});
             const Vec dn = head.beta[i] * dl;
             store(sums.dp + at, load(sums.dp + at) + problem.scale * read);
             store(sums.dn + at, load(sums.dn + at) + dn);
@@ -112,9 +112,7 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
 /// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
 /// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
 template <typename Engine>
-HCP_STAGE double state_product(const ChunkSizes& sizes,
-                                const float* state,
-                                const float* gradient) {
+HCP_STAGE double state_product(const ChunkSizes& sizes, const float* state, const float* gradient) {
     constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
     VecDouble total = {};
     const std::int64_t size = State<Engine>::size(sizes);
@@ -134,12 +132,12 @@ HCP_STAGE double state_product(const ChunkSizes& sizes,
 /// Sums are fp64, in which the pairs on one side of a token cancel.
 template <typename Engine>
 HCP_STAGE void sum_log_decay_gradient(const GdnProblemView& problem,
-                                       const KeyChunk<Engine>& keys,
-                                       const BackwardScratch<Engine>& scratch,
-                                       double through,
-                                       const GdnView& dg,
-                                       std::int64_t token,
-                                       std::int64_t head) {
+                                      const KeyChunk<Engine>& keys,
+                                      const BackwardScratch<Engine>& scratch,
+                                      double through,
+                                      const GdnView& dg,
+                                      std::int64_t token,
+                                      std::int64_t head) {
     double before = through;
     for (int t = 0; t < keys.count; ++t) {
         before += scratch.after[t];
@@ -157,14 +155,14 @@ HCP_STAGE void sum_log_decay_gradient(const GdnProblemView& problem,
 /// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
 template <typename Output>
 HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
-                                   const float* x,
-                                   const float* inverse,
-                                   bool normalised,
-                                   float* dx,
-                                   int count,
-                                   int dim,
-                                   Output* to,
-                                   std::int64_t stride) {
+                                  const float* x,
+                                  const float* inverse,
+                                  bool normalised,
+                                  float* dx,
+                                  int count,
+                                  int dim,
+                                  Output* to,
+                                  std::int64_t stride) {
     for (int i = 0; normalised && i < count; ++i) {
         const float* x_row = x + i * sizes.key_row;
         float* dx_row = dx + i * sizes.key_row;
@@ -179,17 +177,16 @@ HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
 /// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
 template <typename Engine>
 HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
-                                  const KeyChunk<Engine>& keys,
-                                  BackwardScratch<Engine>& scratch,
-                                  KeyGradients& sums) {
+                                 const KeyChunk<Engine>& keys,
+                                 BackwardScratch<Engine>& scratch,
+                                 KeyGradients& sums) {
     const int row = sizes.token_row;
     float* symmetric = sums.dp + keys.rows * row;
     transpose_units(
         keys.rows, keys.rows,
         [&](int i, int j) { return std::bit_cast<VecUint>(load(sums.dn + i * row + j)); },
         [&](int j, int i, VecUint v) {
-            store(symmetric + j * row + i,
-                  std::bit_cast<Vec>(v) + load(sums.dn + j * row + i));
+            store(symmetric + j * row + i, std::bit_cast<Vec>(v) + load(sums.dn + j * row + i));
         });
     const int elements = ForwardScratch<Engine>::read_row(sizes);
     auto* dp_rows = scratch.rows;

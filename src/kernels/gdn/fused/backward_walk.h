@@ -6,26 +6,27 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// Only the state's gradient, over the first chunks of each head.
+/// Only the state's gradient.
 template <typename Engine, typename Input>
-struct GradientSummaryWalk : Walk<Engine, Input> {
+struct StateGradientWalk : Walk<Engine, Input> {
     BackwardScratch<Engine> gradient_scratch;
     State<Engine> gradients[kMostValueHeads];
 
-    GradientSummaryWalk(const GdnProblemView& the_problem,
-                        const GdnTask& the_task,
-                        Workspace& space)
+    StateGradientWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
             gradients[i] = State<Engine>(space, this->sizes);
         }
     }
 
-    void run(const GdnBackwardTask& request) {
+    void run(const GdnStateGradientTask& request) {
+        const auto count = [&](std::int64_t i) {
+            return request.chunk_counts == nullptr ? this->chunks.size() : request.chunk_counts[i];
+        };
         std::int64_t last = 0;
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            this->load_state(gradients[i], nullptr);
-            last = request.chunk_counts[i] > last ? request.chunk_counts[i] : last;
+            this->load_state(gradients[i], this->state_of(request.d_end, i));
+            last = count(i) > last ? count(i) : last;
         }
         for (std::int64_t c = last - 1; c >= 0; --c) {
             this->prefetch_inputs(c - 1, true);
@@ -33,15 +34,8 @@ struct GradientSummaryWalk : Walk<Engine, Input> {
                                                   this->problem.value_dim);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                if (c < request.chunk_counts[i]) {
-                    this->fill_head(c, i);
-                    this->load_values(request.d_o, c, i, gradient_scratch.d_o);
-                    read_gradient(this->sizes, this->keys, this->head, gradients[i],
-                                  gradient_scratch);
-                    solved_gradient(this->sizes, this->keys, this->head, gradients[i],
-                                    this->scratch.ones, gradient_scratch);
-                    update_gradient(this->problem, this->sizes, this->keys, this->head,
-                                    gradients[i], gradient_scratch);
+                if (c < count(i)) {
+                    step(request, c, i);
                 }
             }
         }
@@ -49,19 +43,45 @@ struct GradientSummaryWalk : Walk<Engine, Input> {
             this->store_state(gradients[i], this->state_of(this->task.end, i));
         }
     }
+
+    /// Rows of dO, or zeros, into gradient_scratch.d_o.
+    void load_output_gradient(const GdnView& d_o, std::int64_t c, std::int64_t i) {
+        if (d_o.data != nullptr) {
+            this->load_values(d_o, c, i, gradient_scratch.d_o);
+        } else {
+            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, gradient_scratch.d_o,
+                      this->sizes.value_row, this->keys.rows, this->sizes.values);
+        }
+    }
+
+  private:
+    void step(const GdnStateGradientTask& request, std::int64_t c, std::int64_t i) {
+        this->fill_head(c, i);
+        load_output_gradient(request.d_o, c, i);
+        read_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
+        solved_gradient(this->sizes, this->keys, this->head, gradients[i], this->scratch.ones,
+                        gradient_scratch);
+        update_gradient(this->problem, this->sizes, this->keys, this->head, gradients[i],
+                        gradient_scratch);
+        if (request.checkpoints != nullptr && c > 0 && c % kCheckpointChunks == 0) {
+            float* to =
+                request.checkpoints + (c / kCheckpointChunks - 1) * request.checkpoint_stride;
+            this->store_state(gradients[i], this->state_of(to, i));
+        }
+    }
 };
 
 /// All gradients. The states that forward did not keep are made again from its checkpoints, a few
 /// chunks at a time, before the walk over those chunks.
 template <typename Engine, typename Input>
-struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
+struct BackwardWalk : StateGradientWalk<Engine, Input> {
     KeyGradients sums;
     State<Engine> states[kMostValueHeads];
     float* dbeta;
     ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
 
     BackwardWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
-        : GradientSummaryWalk<Engine, Input>(the_problem, the_task, space),
+        : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
           sums(space, this->sizes),
           dbeta(space.take<float>(this->sizes.tokens)) {
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
@@ -78,8 +98,7 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
         }
         const std::int64_t num_chunks = this->chunks.size();
         const std::int64_t last = (num_chunks - 1) / kCheckpointChunks;
-        for (std::int64_t checkpoint = num_chunks == 0 ? -1 : last; checkpoint >= 0;
-             --checkpoint) {
+        for (std::int64_t checkpoint = num_chunks == 0 ? -1 : last; checkpoint >= 0; --checkpoint) {
             const std::int64_t begin = checkpoint * kCheckpointChunks;
             const std::int64_t rest = num_chunks - begin;
             const std::int64_t end = begin + (rest < kCheckpointChunks ? rest : kCheckpointChunks);
@@ -88,7 +107,7 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
                 step(request, c);
             }
         }
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+        for (std::int64_t i = 0; i < this->problem.group && this->task.end != nullptr; ++i) {
             this->store_state(this->gradients[i], this->state_of(this->task.end, i));
         }
     }
@@ -111,8 +130,8 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
                 if (c + 1 < end) {
                     const float* old = states[i].values;
                     states[i].borrow(records[i][c + 1 - begin].state);
-                    write_values(this->sizes, this->keys, this->head, old, records[i][c - begin].new_values, states[i],
-                                 this->scratch);
+                    write_values(this->sizes, this->keys, this->head, old,
+                                 records[i][c - begin].new_values, states[i], this->scratch);
                 }
             }
         }
@@ -156,15 +175,11 @@ struct BackwardWalk : GradientSummaryWalk<Engine, Input> {
         const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
         this->load_values(this->problem.v, c, i, products.values);
-        if (request.d_o.data != nullptr) {
-            this->load_values(request.d_o, c, i, products.d_o);
-        } else {
-            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, products.d_o,
-                      this->sizes.value_row, this->keys.rows, this->sizes.values);
-        }
+        this->load_output_gradient(request.d_o, c, i);
         read_gradient(this->sizes, this->keys, this->head, gradient, products);
         sum_writes(this->sizes, this->keys, record, gradient, products);
-        solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones, products);
+        solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones,
+                        products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
         const bool has_gradient = !gradient.zero;
         sum_rows(this->problem, this->sizes, this->keys, this->head, products, !record.zero_state,

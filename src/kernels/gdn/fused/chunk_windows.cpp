@@ -12,7 +12,8 @@ std::vector<double> chunk_decays(const at::Tensor& g,
                                  std::int64_t begin,
                                  std::int64_t end,
                                  std::int64_t chunk_tokens) {
-    const std::int64_t heads = g.size(1), num_chunks = (end - begin + chunk_tokens - 1) / chunk_tokens;
+    const std::int64_t heads = g.size(1),
+                       num_chunks = (end - begin + chunk_tokens - 1) / chunk_tokens;
     std::vector<double> sums(static_cast<std::size_t>(num_chunks * heads), 0.0);
     const float* values = g.data_ptr<float>();
     for (std::int64_t t = begin; t < end; ++t) {

@@ -29,10 +29,10 @@ struct ForwardScratch {
 /// D = T beta (V - gamma K H) in place of V.
 template <typename Engine>
 HCP_STAGE void new_values(const ChunkSizes& sizes,
-                           const KeyChunk<Engine>& keys,
-                           const HeadChunk& head,
-                           const State<Engine>& state,
-                           float* values) {
+                          const KeyChunk<Engine>& keys,
+                          const HeadChunk& head,
+                          const State<Engine>& state,
+                          float* values) {
     const int row = sizes.value_row;
     if (state.zero) {
         for (int i = 0; i < keys.rows; ++i) {
@@ -58,11 +58,11 @@ HCP_STAGE void new_values(const ChunkSizes& sizes,
 /// O = s gamma Q H + P D into scratch.outputs.
 template <typename Engine>
 HCP_STAGE void outputs(const GdnProblemView& problem,
-                        const ChunkSizes& sizes,
-                        const KeyChunk<Engine>& keys,
-                        const HeadChunk& head,
-                        const State<Engine>& state,
-                        ForwardScratch<Engine>& scratch) {
+                       const ChunkSizes& sizes,
+                       const KeyChunk<Engine>& keys,
+                       const HeadChunk& head,
+                       const State<Engine>& state,
+                       ForwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* o = scratch.outputs;
     if (!state.zero) {
@@ -102,15 +102,15 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
 /// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D at `values`.
 template <typename Engine>
 HCP_STAGE void write_values(const ChunkSizes& sizes,
-                             const KeyChunk<Engine>& keys,
-                             const HeadChunk& head,
-                             const float* old,
-                             const float* values,
-                             State<Engine>& state,
-                             ForwardScratch<Engine>& scratch) {
+                            const KeyChunk<Engine>& keys,
+                            const HeadChunk& head,
+                            const float* old,
+                            const float* values,
+                            State<Engine>& state,
+                            ForwardScratch<Engine>& scratch) {
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(values, sizes.value_row, head.to_end, keys.rows,
-                               sizes.values, scratch.depth, panel);
+    pack_rows_as_depth<Engine>(values, sizes.value_row, head.to_end, keys.rows, sizes.values,
+                               scratch.depth, panel);
     update_state(sizes, old, state, head.decay,
                  {.left = transposed_left<Engine>(keys.transposed, keys.rows, sizes.keys),
                   .right = {scratch.depth, panel},

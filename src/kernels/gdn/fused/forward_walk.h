@@ -87,10 +87,9 @@ struct Walk {
 
     /// Rows of v (or another view of its shape) into `to`.
     void load_values(const GdnView& view, std::int64_t chunk, std::int64_t i, float* to) const {
-        load_rows(at_token<const Input>(view, chunks.token(chunk), value_head(i)) +
-                      task.column_begin,
-                  view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows,
-                  sizes.values);
+        load_rows(
+            at_token<const Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
+            view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows, sizes.values);
     }
     /// States of value head i in a tensor of states; null stays null.
     template <typename T>
@@ -127,8 +126,8 @@ struct OutputWalk : Walk<Engine, Input> {
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c > 0 && c % kCheckpointChunks == 0) {
-                    float* checkpoint = forward.checkpoints + (c / kCheckpointChunks - 1) *
-                                                                  forward.checkpoint_stride;
+                    float* checkpoint = forward.checkpoints +
+                                        (c / kCheckpointChunks - 1) * forward.checkpoint_stride;
                     this->store_state(states[i], this->state_of(checkpoint, i));
                 }
                 step(forward, c, i);
@@ -149,8 +148,8 @@ struct OutputWalk : Walk<Engine, Input> {
                    at_token<Input>(forward.o, this->chunks.token(c), this->value_head(i)) +
                        this->task.column_begin,
                    forward.o.token_stride);
-        write_values(this->sizes, this->keys, this->head, states[i].values,
-                     this->scratch.values, states[i], this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
+                     states[i], this->scratch);
     }
 };
 
@@ -202,14 +201,14 @@ struct SummaryWalk : Walk<Engine, Input> {
         this->fill_head(c, i);
         this->load_values(this->problem.v, c, i, this->scratch.values);
         new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        write_values(this->sizes, this->keys, this->head, states[i].values,
-                     this->scratch.values, states[i], this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
+                     states[i], this->scratch);
         if (has_map) {
             load_rows(static_cast<const float*>(nullptr), 0, 0, 0, map_scratch.values,
                       map_sizes.value_row, this->keys.rows, map_sizes.values);
             new_values(map_sizes, this->keys, this->head, maps[i], map_scratch.values);
-            write_values(map_sizes, this->keys, this->head, maps[i].values, map_scratch.values, maps[i],
-                         map_scratch);
+            write_values(map_sizes, this->keys, this->head, maps[i].values, map_scratch.values,
+                         maps[i], map_scratch);
         }
     }
 };

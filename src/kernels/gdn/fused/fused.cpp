@@ -26,9 +26,10 @@ void check_support(const Problem& problem) {
             q.device().str()));
     }
     if (q.scalar_type() != at::kFloat && q.scalar_type() != at::kBFloat16) {
-        throw UsageError(fmt::format("gdn: the fused backend takes float and bfloat16, not {}; "
-                                     "choose backend reference or eager",
-                                     c10::toString(q.scalar_type())));
+        throw UsageError(
+            fmt::format("gdn: the fused backend takes float and bfloat16, not {}; "
+                        "choose backend reference or eager",
+                        c10::toString(q.scalar_type())));
     }
     if (problem.key_dim() > kLargestHeadDim || problem.value_dim() > kLargestHeadDim) {
         throw UsageError(fmt::format(
@@ -97,12 +98,13 @@ class FusedCall final : public GdnCall {
         const std::int64_t dim = problem_.key_dim();
         GdnSummary result{.S = zero_states(problem_.value_dim()), .M = zero_states(dim)};
         const ChunkWindows& chunks = windows();
-        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+        run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             const std::size_t first_head = head_index(segment, task.key_head);
             task.end = states_at(result.S, segment, task.key_head);
             std::array<bool, kLargestGroup> has_map{};
             for (std::size_t i = 0; i < static_cast<std::size_t>(group_); ++i) {
-                has_map.at(i) = !chunks.independent[first_head + i];
+                // M does not depend on V: one of the tasks that share a head makes it.
+                has_map.at(i) = task.column_begin == 0 && !chunks.independent[first_head + i];
             }
             const GdnSummaryTask summary{.task = task,
                                          .map = states_at(result.M, segment, task.key_head),
@@ -120,16 +122,17 @@ class FusedCall final : public GdnCall {
         GdnOutput result{.o = at::empty(problem_.inputs.v.sizes(), v_.options()),
                          .S_end = zero_states(problem_.value_dim())};
         clear_padding(result.o);
-        checkpoints_ = at::empty({num_checkpoints_, problem_.value_heads(), problem_.key_dim(),
-                                  problem_.value_dim()},
-                                 g_.options());
-        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+        checkpoints_ = at::empty(
+            {num_checkpoints_, problem_.value_heads(), problem_.key_dim(), problem_.value_dim()},
+            g_.options());
+        run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.start = states_at(S_start_, segment, task.key_head);
             task.end = states_at(result.S_end, segment, task.key_head);
-            const GdnForwardTask forward{.task = task,
-                                         .o = view_of(result.o),
-                                         .checkpoints = checkpoint_at(segment, task.key_head),
-                                         .checkpoint_stride = checkpoints_.stride(0)};
+            const GdnForwardTask forward{
+                .task = task,
+                .o = view_of(result.o),
+                .checkpoints = checkpoint_at(checkpoints_, segment, task.key_head),
+                .checkpoint_stride = checkpoints_.stride(0)};
             kernels_.forward(view_, forward, workspace);
         });
         return result;
@@ -143,14 +146,13 @@ class FusedCall final : public GdnCall {
         }
         const at::Tensor d_o_rows = with_dense_rows(d_o.to(v_.scalar_type()));
         const ChunkWindows& chunks = windows();
-        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
+        run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.end = states_at(dS, segment, task.key_head);
-            const GdnBackwardTask backward{
+            const GdnStateGradientTask gradient{
                 .task = task,
                 .d_o = view_of(d_o_rows),
-                .chunk_counts =
-                    chunks.prefix_count.data() + head_index(segment, task.key_head)};
-            kernels_.gradient_summary(view_, backward, workspace);
+                .chunk_counts = chunks.prefix_count.data() + head_index(segment, task.key_head)};
+            kernels_.state_gradient(view_, gradient, workspace);
         });
         return dS;
     }
@@ -169,57 +171,148 @@ class FusedCall final : public GdnCall {
              {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
             clear_padding(*tensor);
         }
-        const at::Tensor d_o_rows =
-            d_o.defined() ? with_dense_rows(d_o.to(v_.scalar_type())) : d_o;
-        const at::Tensor dS =
-            dS_end.defined() ? dS_end.to(at::kFloat).contiguous() : dS_end;
-        run_tasks([&](GdnTask task, std::int64_t segment, void* workspace) {
-            task.start = states_at(S_start_, segment, task.key_head);
-            task.end = states_at(result.dS_start, segment, task.key_head);
-            const GdnBackwardTask backward{
-                .task = task,
-                .d_o = d_o_rows.defined() ? view_of(d_o_rows) : GdnView{},
-                .d_end = states_at(dS, segment, task.key_head),
-                .checkpoints = checkpoint_at(segment, task.key_head),
-                .checkpoint_stride = checkpoints_.stride(0),
-                .dq = view_of(result.dq),
-                .dk = view_of(result.dk),
-                .dv = view_of(result.dv),
-                .dg = view_of(result.dg),
-                .dbeta = view_of(result.dbeta)};
-            kernels_.backward(view_, backward, workspace);
-        });
+        const Upstream upstream{
+            .d_o = d_o.defined() ? with_dense_rows(d_o.to(v_.scalar_type())) : d_o,
+            .dS_end = dS_end.defined() ? dS_end.to(at::kFloat).contiguous() : dS_end};
+        if (num_checkpoints_ > 0 && few_tasks()) {
+            backward_in_blocks(upstream, result);
+        } else {
+            backward_whole(upstream, result);
+        }
         result.dg = result.dg.to(problem_.inputs.g.scalar_type());
         result.dbeta = result.dbeta.to(problem_.inputs.beta.scalar_type());
         return result;
     }
 
   private:
-    /// body(task, segment, workspace) for every segment and key head.
+    struct Upstream {
+        at::Tensor d_o, dS_end;  // undefined for zeros
+    };
+
+    [[nodiscard]] std::int64_t num_tasks() const {
+        return problem_.num_segments() * problem_.key_heads();
+    }
+    /// Whether segments and key heads alone would leave threads without work. What is done then
+    /// gives the same bits: it may depend on the threads.
+    [[nodiscard]] bool few_tasks() const {
+        const std::int64_t threads = max_threads();
+        const std::int64_t rounds = (num_tasks() + threads - 1) / threads;
+        return num_tasks() * 8 < rounds * threads * 7;
+    }
+    [[nodiscard]] int columns_of_task() const {
+        constexpr int kLeast = 32;
+        if (!few_tasks() || num_tasks() == 0) {
+            return view_.value_dim;
+        }
+        const auto parts = static_cast<int>(2 * max_threads() / num_tasks());
+        const int columns = (view_.value_dim + std::max(parts, 1) - 1) / std::max(parts, 1);
+        return std::max((columns + kLeast - 1) / kLeast * kLeast, kLeast * 2);
+    }
+
+    /// body(task, segment, workspace) for every segment, key head and range of `columns` of V.
     template <typename Body>
-    void run_tasks(Body body) const {
+    void run_tasks(int columns, Body body) const {
         const std::int64_t key_heads = problem_.key_heads();
-        parallel_tasks(problem_.num_segments() * key_heads, [&](std::int64_t task, int) {
-            const std::int64_t segment = task / key_heads;
+        const std::int64_t parts = (view_.value_dim + columns - 1) / columns;
+        parallel_tasks(num_tasks() * parts, [&](std::int64_t task, int) {
+            const std::int64_t segment = task / parts / key_heads;
             const auto at = static_cast<std::size_t>(segment);
-            const GdnTask range{.key_head = task % key_heads,
+            const int begin = static_cast<int>(task % parts) * columns;
+            const GdnTask range{.key_head = task / parts % key_heads,
                                 .token_begin = problem_.offsets[at],
                                 .token_end = problem_.offsets[at + 1],
-                                .column_end = view_.value_dim,
+                                .column_begin = begin,
+                                .column_end = std::min(begin + columns, view_.value_dim),
                                 .state_stride = problem_.key_dim() * problem_.value_dim()};
             body(range, segment, thread_workspace(workspace_bytes_));
         });
+    }
+
+    [[nodiscard]] GdnBackwardTask backward_task(const GdnTask& task,
+                                                const Upstream& upstream,
+                                                GdnGradients& result) const {
+        return {.task = task,
+                .d_o = upstream.d_o.defined() ? view_of(upstream.d_o) : GdnView{},
+                .dq = view_of(result.dq),
+                .dk = view_of(result.dk),
+                .dv = view_of(result.dv),
+                .dg = view_of(result.dg),
+                .dbeta = view_of(result.dbeta)};
+    }
+
+    void backward_whole(const Upstream& upstream, GdnGradients& result) const {
+        run_tasks(view_.value_dim, [&](GdnTask task, std::int64_t segment, void* workspace) {
+            task.start = states_at(S_start_, segment, task.key_head);
+            task.end = states_at(result.dS_start, segment, task.key_head);
+            GdnBackwardTask backward = backward_task(task, upstream, result);
+            backward.d_end = states_at(upstream.dS_end, segment, task.key_head);
+            backward.checkpoints = checkpoint_at(checkpoints_, segment, task.key_head);
+            backward.checkpoint_stride = checkpoints_.stride(0);
+            kernels_.backward(view_, backward, workspace);
+        });
+    }
+
+    /// The gradient of the state first, split by columns; then all else, split in time at its
+    /// checkpoints.
+    void backward_in_blocks(const Upstream& upstream, GdnGradients& result) const {
+        const at::Tensor gradients = at::empty_like(checkpoints_);
+        run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
+            task.end = states_at(result.dS_start, segment, task.key_head);
+            const GdnStateGradientTask gradient{
+                .task = task,
+                .d_o = upstream.d_o.defined() ? view_of(upstream.d_o) : GdnView{},
+                .d_end = states_at(upstream.dS_end, segment, task.key_head),
+                .checkpoints = checkpoint_at(gradients, segment, task.key_head),
+                .checkpoint_stride = gradients.stride(0)};
+            kernels_.state_gradient(view_, gradient, workspace);
+        });
+        const std::int64_t key_heads = problem_.key_heads();
+        const std::int64_t blocks = num_checkpoints_ + problem_.num_segments();
+        parallel_tasks(blocks * key_heads, [&](std::int64_t index, int) {
+            const std::int64_t key_head = index % key_heads;
+            const auto [segment, block] = block_at(index / key_heads);
+            const auto at = static_cast<std::size_t>(segment);
+            const std::int64_t end = problem_.offsets[at + 1];
+            GdnTask task{.key_head = key_head,
+                         .column_end = view_.value_dim,
+                         .state_stride = problem_.key_dim() * problem_.value_dim()};
+            task.token_begin = problem_.offsets[at] + block * kernels_.checkpoint_tokens;
+            task.token_end = std::min(task.token_begin + kernels_.checkpoint_tokens, end);
+            const auto boundary = [&](const at::Tensor& states, std::int64_t number) {
+                return checkpoint_at(states, segment, key_head) + number * states.stride(0);
+            };
+            task.start = block == 0 ? states_at(S_start_, segment, key_head)
+                                    : boundary(checkpoints_, block - 1);
+            GdnBackwardTask backward = backward_task(task, upstream, result);
+            backward.d_end = task.token_end == end ? states_at(upstream.dS_end, segment, key_head)
+                                                   : boundary(gradients, block);
+            kernels_.backward(view_, backward, thread_workspace(workspace_bytes_));
+        });
+    }
+
+    struct Block {
+        std::int64_t segment, block;
+    };
+    /// Of all segments' blocks between checkpoints, one after the other.
+    [[nodiscard]] Block block_at(std::int64_t index) const {
+        // Segment i has first_checkpoint_[i] checkpoints and i segments before it.
+        std::int64_t low = 0, high = problem_.num_segments();
+        while (high - low > 1) {
+            const std::int64_t middle = (low + high) / 2;
+            const bool before =
+                first_checkpoint_[static_cast<std::size_t>(middle)] + middle <= index;
+            (before ? low : high) = middle;
+        }
+        return {low, index - low - first_checkpoint_[static_cast<std::size_t>(low)]};
     }
 
     /// Made on first use.
     [[nodiscard]] const ChunkWindows& windows() const {
         if (!windows_) {
             // The bound on what a chunk adds holds for keys of unit length.
-            const double floor = problem_.use_qk_l2norm
-                                     ? problem_.summary_floor
-                                     : -std::numeric_limits<double>::infinity();
-            windows_ =
-                make_chunk_windows(g_, problem_.offsets, kernels_.chunk_tokens, floor);
+            const double floor = problem_.use_qk_l2norm ? problem_.summary_floor
+                                                        : -std::numeric_limits<double>::infinity();
+            windows_ = make_chunk_windows(g_, problem_.offsets, kernels_.chunk_tokens, floor);
         }
         return *windows_;
     }
@@ -232,9 +325,9 @@ class FusedCall final : public GdnCall {
                 problem_.value_dim()};
     }
     [[nodiscard]] at::Tensor zero_states(std::int64_t columns) const {
-        return at::zeros({problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
-                          columns},
-                         g_.options());
+        return at::zeros(
+            {problem_.num_segments(), problem_.value_heads(), problem_.key_dim(), columns},
+            g_.options());
     }
     /// The states of a key head's value heads; null for an undefined tensor.
     [[nodiscard]] float* states_at(const at::Tensor& states,
@@ -244,10 +337,13 @@ class FusedCall final : public GdnCall {
                                       key_head * group_ * states.stride(1)
                                 : nullptr;
     }
-    [[nodiscard]] float* checkpoint_at(std::int64_t segment, std::int64_t key_head) const {
-        return checkpoints_.data_ptr<float>() +
-               first_checkpoint_[static_cast<std::size_t>(segment)] * checkpoints_.stride(0) +
-               key_head * group_ * checkpoints_.stride(1);
+    /// The first of a segment's states at checkpoints.
+    [[nodiscard]] float* checkpoint_at(const at::Tensor& states,
+                                       std::int64_t segment,
+                                       std::int64_t key_head) const {
+        return states.data_ptr<float>() +
+               first_checkpoint_[static_cast<std::size_t>(segment)] * states.stride(0) +
+               key_head * group_ * states.stride(1);
     }
     void clear_padding(const at::Tensor& x) const {
         const std::int64_t begin = problem_.offsets.back();

@@ -61,10 +61,10 @@ struct Functions {
     static void summary(const GdnProblemView& problem, const GdnSummaryTask& task, void* block) {
         run<Engine, SummaryWalk, Input>(problem, task.task, task, block);
     }
-    static void gradient_summary(const GdnProblemView& problem,
-                                 const GdnBackwardTask& task,
-                                 void* block) {
-        run<Engine, GradientSummaryWalk, Input>(problem, task.task, task, block);
+    static void state_gradient(const GdnProblemView& problem,
+                               const GdnStateGradientTask& task,
+                               void* block) {
+        run<Engine, StateGradientWalk, Input>(problem, task.task, task, block);
     }
     static void backward(const GdnProblemView& problem, const GdnBackwardTask& task, void* block) {
         run<Engine, BackwardWalk, Input>(problem, task.task, task, block);
@@ -88,7 +88,7 @@ struct Functions {
                 .workspace_bytes = workspace_bytes,
                 .forward = forward,
                 .summary = summary,
-                .gradient_summary = gradient_summary,
+                .state_gradient = state_gradient,
                 .backward = backward};
     }
 };

@@ -42,29 +42,38 @@ struct GdnTask {
 
 struct GdnForwardTask {
     GdnTask task;
-    GdnView o = {};        // [T, Hv, V] in v's type
+    GdnView o = {};                // [T, Hv, V] in v's type
     float* checkpoints = nullptr;  // states at every kCheckpointTokens but the first, [n, Hv, K, V]
     std::int64_t checkpoint_stride = 0;  // from one to the next
 };
 
 /// S and M of the last chunks of a segment, per value head of the group.
 struct GdnSummaryTask {
-    GdnTask task;                        // end: S
-    float* map = nullptr;                // M [K, K] fp32 of head i at map + i * map_stride
+    GdnTask task;          // end: S
+    float* map = nullptr;  // M [K, K] fp32 of head i at map + i * map_stride
     std::int64_t map_stride = 0;
     const std::int64_t* first_chunks = nullptr;  // where each head's walk starts
-    const bool* has_map = nullptr;       // heads whose M is computed; others are left alone
+    const bool* has_map = nullptr;               // heads whose M is computed; others are left alone
 };
 
 struct GdnBackwardTask {
-    GdnTask task;          // start: states as in forward; end: gradients of the start states
-    GdnView d_o = {};      // [T, Hv, V] in v's type, data null for zeros
+    GdnTask task;      // start: states as in forward; end: gradients of the start states
+    GdnView d_o = {};  // [T, Hv, V] in v's type, data null for zeros
     const float* d_end = nullptr;        // gradients of the end states, strides as the states
     const float* checkpoints = nullptr;  // as forward wrote them
     std::int64_t checkpoint_stride = 0;
     GdnView dq = {}, dk = {}, dv = {};  // as q, k, v
-    GdnView dg = {}, dbeta = {};  // fp32 [T, Hv]
-    const std::int64_t* chunk_counts = nullptr;  // gradient summary: chunks that each head walks
+    GdnView dg = {}, dbeta = {};        // fp32 [T, Hv]
+};
+
+/// The gradient of the state alone, over the first chunks of a segment.
+struct GdnStateGradientTask {
+    GdnTask task;      // end: gradients of the start states
+    GdnView d_o = {};  // as in GdnBackwardTask
+    const float* d_end = nullptr;
+    const std::int64_t* chunk_counts = nullptr;  // chunks that each head walks; null for all
+    float* checkpoints = nullptr;  // gradients where GdnForwardTask has states; null for none
+    std::int64_t checkpoint_stride = 0;
 };
 
 struct GdnKernels {
@@ -74,10 +83,9 @@ struct GdnKernels {
     std::int64_t (*workspace_bytes)(const GdnProblemView& problem);
     void (*forward)(const GdnProblemView& problem, const GdnForwardTask& task, void* workspace);
     void (*summary)(const GdnProblemView& problem, const GdnSummaryTask& task, void* workspace);
-    /// dS of the first chunks only, to task.end.
-    void (*gradient_summary)(const GdnProblemView& problem,
-                             const GdnBackwardTask& task,
-                             void* workspace);
+    void (*state_gradient)(const GdnProblemView& problem,
+                           const GdnStateGradientTask& task,
+                           void* workspace);
     void (*backward)(const GdnProblemView& problem, const GdnBackwardTask& task, void* workspace);
 };
 

@@ -12,7 +12,9 @@ using VecDouble = double __attribute__((vector_size(HCP_VECTOR_BYTES * 2)));
 inline constexpr double kLowestLogDecay = -1000.0;
 
 /// Summed log decay of tokens of one head.
-HCP_INLINE double sum_log_decay(const GdnView& g, std::int64_t head, std::int64_t begin,
+HCP_INLINE double sum_log_decay(const GdnView& g,
+                                std::int64_t head,
+                                std::int64_t begin,
                                 std::int64_t end) {
     double sum = 0;
     for (std::int64_t t = begin; t < end; ++t) {
@@ -74,7 +76,9 @@ struct HeadChunk {
     static constexpr int kMostTokens = 64;
 
     template <typename Engine>
-    __attribute__((noinline)) void fill_squares(const ChunkSizes& sizes, const KeyChunk<Engine>& keys, const double* b) {
+    __attribute__((noinline)) void fill_squares(const ChunkSizes& sizes,
+                                                const KeyChunk<Engine>& keys,
+                                                const double* b) {
         VecInt lane;
         for (int i = 0; i < kLanes; ++i) {
             lane[i] = i;
@@ -101,8 +105,8 @@ struct HeadChunk {
 inline constexpr int kSolveRows = 4;
 
 /// x <- (I + L)^-1 x for x [rows, columns] fp32.
-HCP_STAGE void solve(const float* system, int system_row, float* x, int x_row, int rows,
-                      int columns) {
+HCP_STAGE void solve(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
     constexpr int kWide = 2;
     for (int c = 0; c < columns; c += kWide * kLanes) {
         for (int i = 0; i < rows; i += kSolveRows) {
@@ -138,8 +142,8 @@ HCP_STAGE void solve(const float* system, int system_row, float* x, int x_row, i
 }
 
 /// x <- (I + L)^-T x.
-HCP_STAGE void solve_transposed(const float* system, int system_row, float* x, int x_row, int rows,
-                                 int columns) {
+HCP_STAGE void solve_transposed(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
     constexpr int kWide = 2;
     for (int c = 0; c < columns; c += kWide * kLanes) {
         for (int i = rows - kSolveRows; i >= 0; i -= kSolveRows) {

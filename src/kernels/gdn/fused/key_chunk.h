@@ -10,12 +10,12 @@ namespace hybridcp::HCP_ISA {
 
 /// Sizes of a task, head dims filled up to whole panels.
 struct ChunkSizes {
-    int tokens;      // C
-    int keys;        // K, padded
-    int values;      // V, padded
-    int key_row;     // stride of rows of K
-    int value_row;   // of V
-    int token_row;   // of C
+    int tokens;     // C
+    int keys;       // K, padded
+    int values;     // V, padded
+    int key_row;    // stride of rows of K
+    int value_row;  // of V
+    int token_row;  // of C
 
     ChunkSizes(int chunk_tokens, int key_dim, int columns)
         : tokens(chunk_tokens),
@@ -26,7 +26,8 @@ struct ChunkSizes {
           token_row(padded_row(chunk_tokens)) {}
 };
 
-/// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to guess.
+/// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to
+/// guess.
 template <bool kWrite, typename T>
 HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int dim) {
     constexpr int kLine = 64 / static_cast<int>(sizeof(T));
@@ -39,9 +40,14 @@ HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int 
 
 /// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
 template <typename Input>
-HCP_STAGE void load_rows(
-    const Input* from, std::int64_t stride, int count, int dim, float* to, int to_stride, int rows,
-    int columns) {
+HCP_STAGE void load_rows(const Input* from,
+                         std::int64_t stride,
+                         int count,
+                         int dim,
+                         float* to,
+                         int to_stride,
+                         int rows,
+                         int columns) {
     const int whole = dim / kLanes * kLanes;
     for (int r = 0; r < count; ++r) {
         const Input* row = from + r * stride;
@@ -100,9 +106,9 @@ struct KeyChunk {
     using Element = typename Engine::Element;
     enum class Use { kOutputs, kStates, kGradients };
 
-    int count = 0;  // tokens
-    int rows = 0;   // count, rounded up to what products take
-    float *q, *k;   // [C, K] fp32, normalised
+    int count = 0;                 // tokens
+    int rows = 0;                  // count, rounded up to what products take
+    float *q, *k;                  // [C, K] fp32, normalised
     float *q_inverse, *k_inverse;  // [C] 1 / |q|, 1 / |k|; 1 without normalisation
     Element *q_rows, *k_rows;      // [C, K] left operands
     std::uint32_t* k_columns;      // right operand, depth K, columns C
@@ -162,13 +168,13 @@ struct KeyChunk {
   private:
     template <typename Input>
     __attribute__((noinline)) void load_normalised(const GdnProblemView& problem,
-                         const GdnView& view,
-                         const ChunkSizes& sizes,
-                         std::int64_t head,
-                         std::int64_t token,
-                         float* x,
-                         float* inverse,
-                         Element* x_rows) {
+                                                   const GdnView& view,
+                                                   const ChunkSizes& sizes,
+                                                   std::int64_t head,
+                                                   std::int64_t token,
+                                                   float* x,
+                                                   float* inverse,
+                                                   Element* x_rows) {
         load_rows(at_token<Input>(view, token, head), view.token_stride, count, problem.key_dim, x,
                   sizes.key_row, rows, sizes.keys);
         for (int r = 0; r < rows; ++r) {
@@ -186,7 +192,10 @@ struct KeyChunk {
         }
     }
 
-    __attribute__((noinline)) void product(const ChunkSizes& sizes, const Element* left, float* to, float factor) {
+    __attribute__((noinline)) void product(const ChunkSizes& sizes,
+                                           const Element* left,
+                                           float* to,
+                                           float factor) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
             rows_left<Engine>(left, element_row(sizes)), {k_columns, columns_panel(sizes)}, rows,

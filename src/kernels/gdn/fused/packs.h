@@ -17,7 +17,7 @@ HCP_INLINE VecUint pair_units(Vec first, Vec second) {
     const __m512i rows = std::bit_cast<__m512i>(
         _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
     alignas(64) static constexpr std::uint16_t kOrder[32] = {
-        0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+        0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return std::bit_cast<VecUint>(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), rows));
 #else
@@ -85,8 +85,8 @@ HCP_INLINE VecUint element_units(const float* x) {
         return std::bit_cast<VecUint>(load(x));
     } else {
 #if defined(__AVX512BF16__)
-        return std::bit_cast<VecUint>(_mm512_cvtne2ps_pbh(
-            std::bit_cast<__m512>(load(x + kLanes)), std::bit_cast<__m512>(load(x))));
+        return std::bit_cast<VecUint>(_mm512_cvtne2ps_pbh(std::bit_cast<__m512>(load(x + kLanes)),
+                                                          std::bit_cast<__m512>(load(x))));
 #else
         Bf16 narrow[2 * kLanes];
         store(narrow, load(x));
@@ -102,12 +102,12 @@ HCP_INLINE VecUint element_units(const float* x) {
 /// Each row is first scaled by scale[row].
 template <typename Engine>
 HCP_STAGE void pack_rows_as_depth(const float* x,
-                                   int row_stride,
-                                   const float* scale,
-                                   int rows,
-                                   int columns,
-                                   std::uint32_t* to,
-                                   int panel_stride) {
+                                  int row_stride,
+                                  const float* scale,
+                                  int rows,
+                                  int columns,
+                                  std::uint32_t* to,
+                                  int panel_stride) {
     constexpr int kPer = Engine::kPerUnit;
     for (int r = 0; r < rows; r += kPer) {
         const Vec first_scale = broadcast(scale[r]), second_scale = broadcast(scale[r + kPer - 1]);
@@ -128,11 +128,11 @@ HCP_STAGE void pack_rows_as_depth(const float* x,
 /// Right operand whose depth is the columns of x [rows, columns] elements: rows in panels.
 template <typename Engine>
 HCP_STAGE void pack_columns_as_depth(const typename Engine::Element* x,
-                                      int row_stride,
-                                      int rows,
-                                      int columns,
-                                      std::uint32_t* to,
-                                      int panel_stride) {
+                                     int row_stride,
+                                     int rows,
+                                     int columns,
+                                     std::uint32_t* to,
+                                     int panel_stride) {
     constexpr int kPer = Engine::kPerUnit;
     const std::uint32_t* units = as_units(x);
     transpose_units(

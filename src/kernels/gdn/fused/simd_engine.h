@@ -63,9 +63,8 @@ struct Bf16Arithmetic {
     static constexpr int kPerUnit = 2;
     static HCP_INLINE Vec multiply_add(Vec sum, VecUint a, VecUint b) {
 #if defined(__AVX512BF16__)
-        return std::bit_cast<Vec>(_mm512_dpbf16_ps(std::bit_cast<__m512>(sum),
-                                                   std::bit_cast<__m512bh>(a),
-                                                   std::bit_cast<__m512bh>(b)));
+        return std::bit_cast<Vec>(_mm512_dpbf16_ps(
+            std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b)));
 #else
         const auto low = [](VecUint x) { return std::bit_cast<Vec>(x << 16); };
         const auto high = [](VecUint x) { return std::bit_cast<Vec>(x & 0xffff0000U); };
@@ -105,12 +104,8 @@ struct SimdEngine : Arithmetic {
 
   private:
     template <typename Epilogue>
-    static HCP_INLINE void block(LeftOperand left,
-                                 RightOperand right,
-                                 int i,
-                                 int j,
-                                 DepthRange depth,
-                                 Epilogue& epilogue) {
+    static HCP_INLINE void block(
+        LeftOperand left, RightOperand right, int i, int j, DepthRange depth, Epilogue& epilogue) {
         Vec sums[kRows][kVectors] = {};
         const std::uint32_t* a = left.units + i * left.row_stride + depth.begin * left.unit_stride;
         const std::uint32_t* b =

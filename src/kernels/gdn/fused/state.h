@@ -50,15 +50,15 @@ struct State {
         store(to, first);
         store(to + kPanel, second);
         if constexpr (Engine::kPerUnit == 2) {
-            store_units(right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel +
-                            j % kPanel,
-                        pair_units(first, second));
+            store_units(
+                right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel + j % kPanel,
+                pair_units(first, second));
         }
     }
 
     /// From the first `key_dim` rows and `columns` columns of a matrix; null for zeros.
-    void load_from(const ChunkSizes& sizes, const float* from, int row_stride, int key_dim,
-                   int columns) {
+    void load_from(
+        const ChunkSizes& sizes, const float* from, int row_stride, int key_dim, int columns) {
         zero = from == nullptr;
         for (int j = 0; j < sizes.values; j += kLanes) {
             for (int i = 0; i < sizes.keys; i += 2) {
@@ -87,8 +87,8 @@ struct State {
         }
     }
 
-    void store_to(const ChunkSizes& sizes, float* to, int row_stride, int key_dim,
-                  int columns) const {
+    void store_to(
+        const ChunkSizes& sizes, float* to, int row_stride, int key_dim, int columns) const {
         for (int i = 0; i < key_dim; ++i) {
             for (int j = 0; j < columns; j += kLanes) {
                 const Vec v = load(at(values, sizes, i, j));
@@ -103,7 +103,9 @@ struct State {
     }
 
     /// Right operand of the transposed values: depth V, columns K.
-    __attribute__((noinline)) static void pack_transposed(const ChunkSizes& sizes, const float* values, std::uint32_t* to) {
+    __attribute__((noinline)) static void pack_transposed(const ChunkSizes& sizes,
+                                                          const float* values,
+                                                          std::uint32_t* to) {
         const int panel = transposed_panel(sizes);
         transpose_units(
             sizes.keys, sizes.values / Engine::kPerUnit,
@@ -135,10 +137,10 @@ struct StateProduct {
 /// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
 template <typename Engine>
 HCP_STAGE void update_state(const ChunkSizes& sizes,
-                             const float* old,
-                             State<Engine>& state,
-                             float decay,
-                             const StateProduct& product) {
+                            const float* old,
+                            State<Engine>& state,
+                            float decay,
+                            const StateProduct& product) {
     const int units = product.depth / Engine::kPerUnit;
     Engine::multiply(
         product.left, product.right, sizes.keys, sizes.values,

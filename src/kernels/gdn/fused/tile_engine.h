@@ -31,8 +31,11 @@ HCP_INLINE void release_tiles() {
 }
 
 /// result [32][32] = left * right; strides in units.
-HCP_INLINE void multiply_tiles(const std::uint32_t* left, int left_stride,
-                               const std::uint32_t* right, int depth, float* result) {
+HCP_INLINE void multiply_tiles(const std::uint32_t* left,
+                               int left_stride,
+                               const std::uint32_t* right,
+                               int depth,
+                               float* result) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -59,8 +62,11 @@ HCP_INLINE void multiply_tiles(const std::uint32_t* left, int left_stride,
 HCP_INLINE void configure_tiles() {}
 HCP_INLINE void release_tiles() {}
 
-HCP_INLINE void multiply_tiles(const std::uint32_t* left, int left_stride,
-                               const std::uint32_t* right, int depth, float* result) {
+HCP_INLINE void multiply_tiles(const std::uint32_t* left,
+                               int left_stride,
+                               const std::uint32_t* right,
+                               int depth,
+                               float* result) {
     for (int i = 0; i < 2 * kTileRows; ++i) {
         for (int j = 0; j < kPanel; j += kLanes) {
             Vec sum = {};
