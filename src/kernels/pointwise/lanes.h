@@ -5,16 +5,7 @@
 #include "kernels/pointwise/arguments.h"
 #include "kernels/simd/vector.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 namespace hybridcp::HCP_ISA {
-
-#if defined(__AVX512F__)
-// GCC 12 warns that the intrinsics without a mask use an uninitialised value.
-inline constexpr __mmask16 kEveryLane = 0xffff;
-#endif
 
 struct AllLanes {};
 struct SomeLanes {
@@ -25,24 +16,8 @@ HCP_INLINE Vec load(const float* x, AllLanes /*lanes*/) {
     return load(x);
 }
 
-/// bf16 bits in the upper half of each lane. The compiler widens vectors of 16-bit integers in two
-/// parts, which shows in kernels that do little else.
-HCP_INLINE Vec widened(HalfUint bits) {
-#if defined(__AVX512BW__)
-    const auto wide = std::bit_cast<VecUint>(
-        _mm512_maskz_cvtepu16_epi32(kEveryLane, std::bit_cast<__m256i>(bits)));
-#elif defined(__AVX2__)
-    const auto wide = std::bit_cast<VecUint>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits)));
-#else
-    const VecUint wide = __builtin_convertvector(bits, VecUint);
-#endif
-    return std::bit_cast<Vec>(wide << 16);
-}
-
 HCP_INLINE Vec load(const Bf16* x, AllLanes /*lanes*/) {
-    HalfUint bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return widened(bits);
+    return load(x);
 }
 
 template <typename T>

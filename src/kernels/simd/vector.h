@@ -13,7 +13,7 @@
 #error "kernels/simd/vector.h is for files listed in hcp_isa_sources"
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -30,6 +30,11 @@ using Vec = float __attribute__((vector_size(HCP_VECTOR_BYTES)));
 using VecInt = std::int32_t __attribute__((vector_size(HCP_VECTOR_BYTES)));
 using VecUint = std::uint32_t __attribute__((vector_size(HCP_VECTOR_BYTES)));
 using HalfUint = std::uint16_t __attribute__((vector_size(HCP_VECTOR_BYTES / 2)));
+
+#if defined(__AVX512F__)
+// GCC 12 warns that the intrinsics without a mask use an uninitialised value.
+inline constexpr __mmask16 kEveryLane = 0xffff;
+#endif
 
 struct Bf16 {
     std::uint16_t bits;
@@ -59,18 +64,38 @@ HCP_INLINE Vec select(VecInt mask, Vec yes, Vec no) {
     return mask ? yes : no;
 }
 
-HCP_INLINE Vec minimum(Vec a, Vec b) {
-    return a < b ? a : b;
-}
-
-HCP_INLINE Vec maximum(Vec a, Vec b) {
-    return a > b ? a : b;
+/// bf16 bits in the upper half of each lane. The compiler widens vectors of 16-bit integers in two
+/// parts, which shows in kernels that do little else.
+HCP_INLINE Vec widened(HalfUint bits) {
+#if defined(__AVX512BW__)
+    const auto wide = std::bit_cast<VecUint>(
+        _mm512_maskz_cvtepu16_epi32(kEveryLane, std::bit_cast<__m256i>(bits)));
+#elif defined(__AVX2__)
+    const auto wide = std::bit_cast<VecUint>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits)));
+#else
+    const VecUint wide = __builtin_convertvector(bits, VecUint);
+#endif
+    return std::bit_cast<Vec>(wide << 16);
 }
 
 HCP_INLINE Vec load(const Bf16* x) {
-    HalfUint narrow;
-    std::memcpy(&narrow, x, sizeof(narrow));
-    return std::bit_cast<Vec>(__builtin_convertvector(narrow, VecUint) << 16);
+    HalfUint bits;
+    std::memcpy(&bits, x, sizeof(bits));
+    return widened(bits);
+}
+
+/// The lower halves of lanes whose upper halves are 0.
+HCP_INLINE HalfUint narrowed(VecUint lanes) {
+#if defined(__AVX512BW__)
+    return std::bit_cast<HalfUint>(
+        _mm512_maskz_cvtepi32_epi16(kEveryLane, std::bit_cast<__m512i>(lanes)));
+#elif defined(__AVX2__)
+    const auto packed = std::bit_cast<__m256i>(lanes);
+    const __m256i halves = _mm256_packus_epi32(packed, packed);
+    return std::bit_cast<HalfUint>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
+#else
+    return __builtin_convertvector(lanes, HalfUint);
+#endif
 }
 
 /// Rounds to nearest, ties to even; NaN stays NaN.
@@ -82,7 +107,7 @@ HCP_INLINE HalfUint to_bf16(Vec v) {
     const VecUint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const VecUint quiet = (bits >> 16) | 0x40;
     const VecUint result = v == v ? rounded : quiet;
-    return __builtin_convertvector(result, HalfUint);
+    return narrowed(result);
 #endif
 }
 
@@ -145,37 +170,6 @@ HCP_INLINE float max_lanes(Vec v) {
         largest = lanes[i] > largest ? lanes[i] : largest;
     }
     return largest;
-}
-
-/// e^x to 1 ulp or so; 0 below -87.3 (no denormals), infinite above 88.7, NaN for NaN.
-HCP_INLINE Vec exp(Vec x) {
-    // x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7.
-    const Vec low = broadcast(-87.33654F), high = broadcast(88.72283F);
-    const Vec clamped = minimum(maximum(x, low), high);
-    const Vec magic = broadcast(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
-    const Vec shifted = clamped * 1.44269504F + magic;
-    const Vec n = shifted - magic;
-    const Vec r = (clamped - n * 0.693359375F) - n * -2.12194440e-4F;
-    Vec p = broadcast(1.0F / 5040);
-    p = p * r + 1.0F / 720;
-    p = p * r + 1.0F / 120;
-    p = p * r + 1.0F / 24;
-    p = p * r + 1.0F / 6;
-    p = p * r + 0.5F;
-    p = p * r + 1.0F;
-    p = p * r + 1.0F;
-    // Two factors, since 2^128 is no float.
-    const VecInt exponent = std::bit_cast<VecInt>(shifted) - std::bit_cast<VecInt>(magic);
-    const VecInt half = exponent >> 1;
-    const auto power = [](VecInt e) { return std::bit_cast<Vec>((e + 127) << 23); };
-    Vec result = p * power(half) * power(exponent - half);
-    result = select(x < low, Vec{}, result);
-    result = select(x > high, broadcast(__builtin_inff()), result);
-    return select(x == x, result, x);
-}
-
-HCP_INLINE Vec sigmoid(Vec x) {
-    return 1.0F / (1.0F + exp(-x));
 }
 
 }  // namespace hybridcp::HCP_ISA

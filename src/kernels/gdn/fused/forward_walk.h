@@ -86,7 +86,10 @@ struct Walk {
     }
 
     /// Rows of v (or another view of its shape) into `to`.
-    void load_values(const GdnView& view, std::int64_t chunk, std::int64_t i, float* to) const {
+    __attribute__((noinline)) void load_values(const GdnView& view,
+                                               std::int64_t chunk,
+                                               std::int64_t i,
+                                               float* to) const {
         load_rows(
             at_token<const Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
             view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows, sizes.values);

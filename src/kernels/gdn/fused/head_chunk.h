@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/key_chunk.h"
+#include "kernels/simd/exponential.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -65,10 +66,10 @@ struct HeadChunk {
             remaining[i] = static_cast<float>(sum - b[i]);
         }
         for (int i = 0; i < keys.rows; i += kLanes) {
-            store(gamma + i, exp(load(sums + i)));
-            store(to_end + i, exp(load(remaining + i)));
+            store(gamma + i, bounded_exp(load(sums + i)));
+            store(to_end + i, bounded_exp(load(remaining + i)));
         }
-        decay = exp(broadcast(static_cast<float>(sum)))[0];
+        decay = bounded_exp(broadcast(static_cast<float>(sum)))[0];
         fill_squares(sizes, keys, b);
     }
 
@@ -92,7 +93,7 @@ struct HeadChunk {
                     std::memcpy(&later, b + j, sizeof(later));
                     const Vec difference = __builtin_convertvector(b[i] - later, Vec);
                     const VecInt column = lane + j;
-                    decays = exp(select(column <= i, difference, broadcast(-1000.0F)));
+                    decays = bounded_exp(select(column <= i, difference, broadcast(-1000.0F)));
                     below = select(column < i, beta[i] * decays * load(keys.kk + row + j), Vec{});
                 }
                 store(gam + row + j, decays);

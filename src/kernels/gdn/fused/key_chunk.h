@@ -40,14 +40,14 @@ HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int 
 
 /// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
 template <typename Input>
-HCP_STAGE void load_rows(const Input* from,
-                         std::int64_t stride,
-                         int count,
-                         int dim,
-                         float* to,
-                         int to_stride,
-                         int rows,
-                         int columns) {
+HCP_INLINE void load_rows(const Input* from,
+                          std::int64_t stride,
+                          int count,
+                          int dim,
+                          float* to,
+                          int to_stride,
+                          int rows,
+                          int columns) {
     const int whole = dim / kLanes * kLanes;
     for (int r = 0; r < count; ++r) {
         const Input* row = from + r * stride;
@@ -175,10 +175,12 @@ struct KeyChunk {
                                                    float* x,
                                                    float* inverse,
                                                    Element* x_rows) {
-        load_rows(at_token<Input>(view, token, head), view.token_stride, count, problem.key_dim, x,
-                  sizes.key_row, rows, sizes.keys);
+        const Input* from = at_token<const Input>(view, token, head);
         for (int r = 0; r < rows; ++r) {
             float* row = x + r * sizes.key_row;
+            const bool is_token = r < count;
+            load_rows(is_token ? from + r * view.token_stride : from, 0, is_token ? 1 : 0,
+                      problem.key_dim, row, sizes.key_row, 1, sizes.keys);
             inverse[r] = problem.use_qk_l2norm
                              ? 1.0F / __builtin_sqrtf(dot(row, row, sizes.keys) + 1e-6F)
                              : 1.0F;
