@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/pointwise/arguments.h"
-#include "kernels/simd/vector.h"
+#include "kernels/simd/bf16.h"
 
 namespace hybridcp::HCP_ISA {
 

@@ -1,6 +1,6 @@
 // The memory-bound operators (conv, norms, rotary, SwiGLU's activation, cross-entropy) have two
 // implementations each: plain ATen, for every device and dtype, and fused kernels that read and
-// write memory once, for fp32 and bf16 on the CPU (docs/fused_pointwise.md).
+// write memory once, for fp32 and bf16 on the CPU (docs/fused-pointwise.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>

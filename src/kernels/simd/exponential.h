@@ -11,7 +11,7 @@ HCP_INLINE Vec clamped(Vec x, float low, float high) {
     const auto raised =
         _mm512_maskz_max_ps(kEveryLane, _mm512_set1_ps(low), std::bit_cast<__m512>(x));
     return std::bit_cast<Vec>(_mm512_maskz_min_ps(kEveryLane, _mm512_set1_ps(high), raised));
-#elif defined(__AVX2__)
+#elif HCP_VECTOR_IS_AVX2
     const auto raised = _mm256_max_ps(_mm256_set1_ps(low), std::bit_cast<__m256>(x));
     return std::bit_cast<Vec>(_mm256_min_ps(_mm256_set1_ps(high), raised));
 #else

@@ -17,6 +17,13 @@
 #include <immintrin.h>
 #endif
 
+/// Whether a vector is a register of AVX2 (and not of AVX-512 or of an emulation).
+#if defined(__AVX2__) && HCP_VECTOR_BYTES == 32
+#define HCP_VECTOR_IS_AVX2 1
+#else
+#define HCP_VECTOR_IS_AVX2 0
+#endif
+
 #define HCP_INLINE inline __attribute__((always_inline))
 /// A stage of a kernel, kept apart so that the registers are its own loops'.
 #define HCP_STAGE [[maybe_unused]] static __attribute__((noinline))
@@ -35,10 +42,6 @@ using HalfUint = std::uint16_t __attribute__((vector_size(HCP_VECTOR_BYTES / 2))
 // GCC 12 warns that the intrinsics without a mask use an uninitialised value.
 inline constexpr __mmask16 kEveryLane = 0xffff;
 #endif
-
-struct Bf16 {
-    std::uint16_t bits;
-};
 
 HCP_INLINE Vec load(const float* x) {
     Vec v;
@@ -59,79 +62,21 @@ HCP_INLINE VecInt broadcast_int(std::int32_t x) {
     return x - VecInt{};
 }
 
+HCP_INLINE Vec maximum(Vec a, Vec b) {
+    return a > b ? a : b;
+}
+
 /// yes where mask is all ones, no where it is 0.
 HCP_INLINE Vec select(VecInt mask, Vec yes, Vec no) {
     return mask ? yes : no;
-}
-
-/// bf16 bits in the upper half of each lane. The compiler widens vectors of 16-bit integers in two
-/// parts, which shows in kernels that do little else.
-HCP_INLINE Vec widened(HalfUint bits) {
-#if defined(__AVX512BW__)
-    const auto wide = std::bit_cast<VecUint>(
-        _mm512_maskz_cvtepu16_epi32(kEveryLane, std::bit_cast<__m256i>(bits)));
-#elif defined(__AVX2__)
-    const auto wide = std::bit_cast<VecUint>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits)));
-#else
-    const VecUint wide = __builtin_convertvector(bits, VecUint);
-#endif
-    return std::bit_cast<Vec>(wide << 16);
-}
-
-HCP_INLINE Vec load(const Bf16* x) {
-    HalfUint bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return widened(bits);
-}
-
-/// The lower halves of lanes whose upper halves are 0.
-HCP_INLINE HalfUint narrowed(VecUint lanes) {
-#if defined(__AVX512BW__)
-    return std::bit_cast<HalfUint>(
-        _mm512_maskz_cvtepi32_epi16(kEveryLane, std::bit_cast<__m512i>(lanes)));
-#elif defined(__AVX2__)
-    const auto packed = std::bit_cast<__m256i>(lanes);
-    const __m256i halves = _mm256_packus_epi32(packed, packed);
-    return std::bit_cast<HalfUint>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
-#else
-    return __builtin_convertvector(lanes, HalfUint);
-#endif
-}
-
-/// Rounds to nearest, ties to even; NaN stays NaN.
-HCP_INLINE HalfUint to_bf16(Vec v) {
-#if defined(__AVX512BF16__)
-    return std::bit_cast<HalfUint>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(v)));
-#else
-    const auto bits = std::bit_cast<VecUint>(v);
-    const VecUint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const VecUint quiet = (bits >> 16) | 0x40;
-    const VecUint result = v == v ? rounded : quiet;
-    return narrowed(result);
-#endif
-}
-
-HCP_INLINE void store(Bf16* x, Vec v) {
-    const HalfUint narrow = to_bf16(v);
-    std::memcpy(x, &narrow, sizeof(narrow));
 }
 
 HCP_INLINE float to_float(float x) {
     return x;
 }
 
-HCP_INLINE float to_float(Bf16 x) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
-}
-
 HCP_INLINE void from_float(float* to, float x) {
     *to = x;
-}
-
-HCP_INLINE void from_float(Bf16* to, float x) {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    to->bits = static_cast<std::uint16_t>(x == x ? rounded : ((bits >> 16) | 0x40));
 }
 
 /// The first `count` < kLanes elements; zeros behind them.
@@ -149,6 +94,8 @@ HCP_INLINE void store_part(T* x, Vec v, int count) {
     std::memcpy(x, padded, sizeof(T) * static_cast<std::size_t>(count));
 }
 
+using VecDouble = double __attribute__((vector_size(HCP_VECTOR_BYTES * 2)));
+
 /// Sum of the lanes, always in the same order.
 HCP_INLINE float sum_lanes(Vec v) {
     using Quad = float __attribute__((vector_size(16)));
@@ -160,6 +107,14 @@ HCP_INLINE float sum_lanes(Vec v) {
         }
     }
     return (quads[0][0] + quads[0][2]) + (quads[0][1] + quads[0][3]);
+}
+
+HCP_INLINE double sum_lanes(VecDouble v) {
+    double sum = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        sum += v[i];
+    }
+    return sum;
 }
 
 HCP_INLINE float max_lanes(Vec v) {

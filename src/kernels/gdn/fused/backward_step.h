@@ -2,96 +2,9 @@
 // chunk's start, dH' the gradient of the state at its end.
 #pragma once
 
-#include "kernels/gdn/fused/forward_step.h"
+#include "kernels/gdn/fused/backward_scratch.h"
 
 namespace hybridcp::HCP_ISA {
-
-/// What the forward pass leaves for one chunk.
-template <typename Engine>
-struct ChunkRecord {
-    float* new_values;        // [C, V] D
-    float* state;             // H, as State::values
-    bool zero_state = false;  // H is 0
-
-    ChunkRecord() = default;
-    ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
-        new_values = space.take<float>(sizes.tokens * sizes.value_row);
-        state = space.take<float>(State<Engine>::size(sizes));
-    }
-
-    static int value_elements(const ChunkSizes& sizes) {
-        return sizes.values + 16 * Engine::kPerUnit;
-    }
-};
-
-/// Sums over the value heads of a key head, in fp32.
-struct KeyGradients {
-    float *dq, *dk;  // [C, K] of the normalised q and k
-    float* dp;       // [2C, C] dP, then dN + dN^T
-    float* dn;       // [C, C]
-
-    KeyGradients(Workspace& space, const ChunkSizes& sizes) {
-        dq = space.take<float>(sizes.tokens * sizes.key_row);
-        dk = space.take<float>(sizes.tokens * sizes.key_row);
-        dp = space.take<float>(2 * sizes.tokens * sizes.token_row);
-        dn = space.take<float>(sizes.tokens * sizes.token_row);
-    }
-
-    void clear(const ChunkSizes& sizes) {
-        std::memset(dq, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
-        std::memset(dk, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
-        const auto square = static_cast<std::size_t>(sizes.tokens * sizes.token_row);
-        std::memset(dp, 0, sizeof(float) * 2 * square);
-        std::memset(dn, 0, sizeof(float) * square);
-    }
-};
-
-template <typename Engine>
-struct BackwardScratch {
-    using Element = typename Engine::Element;
-    float* d_o;                       // [C, V]
-    float* values;                    // [C, V] V
-    float* solved;                    // [C, V] dD, then dR
-    Element* rows;                    // [2C, V] dO, then dR: left operands
-    Element* d_rows;                  // [C, V] D
-    std::uint32_t* d_o_depth;         // right operand, depth C: dO
-    std::uint32_t* depth;             // right operand, depth 2C: s gamma dO, then -gamma beta dR
-    float* factors;                   // [2C]: those factors
-    float* read;                      // [C, C] P
-    std::uint32_t* read_transposed;   // left operand P^T
-    std::uint32_t* pairs_transposed;  // left operand [dP; dN + dN^T]^T
-    std::uint32_t* d_columns;         // right operand of D^T: depth V, columns C
-    float* dots;                      // [2C, C] dO D^T, then dR D^T
-    float* reads;                     // [2C, K] dO H^T, then dR H^T
-    float* writes;                    // [C, K] D dH'^T
-    std::uint32_t* state_transposed;  // right operand of H^T, then of dH'^T: depth V, columns K
-    double *row_sums, *column_sums;   // [C] of N
-    float *crossing, *after;          // [C] i + e, and z
-
-    BackwardScratch(Workspace& space, const ChunkSizes& sizes) {
-        const int c = sizes.tokens;
-        d_o = space.take<float>(c * sizes.value_row);
-        values = space.take<float>(c * sizes.value_row);
-        solved = space.take<float>(c * sizes.value_row);
-        rows = space.take<Element>(2 * c * ChunkRecord<Engine>::value_elements(sizes));
-        d_rows = space.take<Element>(c * ChunkRecord<Engine>::value_elements(sizes));
-        d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
-        depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
-        factors = space.take<float>(2 * c);
-        read = space.take<float>(c * sizes.token_row);
-        read_transposed = space.take<std::uint32_t>(c * round_up(c, kPanel));
-        pairs_transposed = space.take<std::uint32_t>(2 * c * round_up(c, kPanel));
-        d_columns = space.take<std::uint32_t>(round_up(c, kPanel) * sizes.values);
-        dots = space.take<float>(2 * c * sizes.token_row);
-        reads = space.take<float>(2 * c * sizes.key_row);
-        writes = space.take<float>(c * sizes.key_row);
-        state_transposed = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
-        row_sums = space.take<double>(c);
-        column_sums = space.take<double>(c);
-        crossing = space.take<float>(c);
-        after = space.take<float>(c);
-    }
-};
 
 /// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
 template <typename Engine>

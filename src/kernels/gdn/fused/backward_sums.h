@@ -59,14 +59,6 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
     }
 }
 
-HCP_INLINE double sum_lanes(VecDouble v) {
-    double sum = 0;
-    for (int i = 0; i < kLanes; ++i) {
-        sum += v[i];
-    }
-    return sum;
-}
-
 /// dP and dN, summed over value heads; row and column sums of N; the rest of dbeta.
 template <typename Engine>
 HCP_STAGE void sum_pairs(const GdnProblemView& problem,
@@ -109,25 +101,6 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
     }
 }
 
-/// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
-/// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
-template <typename Engine>
-HCP_STAGE double state_product(const ChunkSizes& sizes, const float* state, const float* gradient) {
-    constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
-    VecDouble total = {};
-    const std::int64_t size = State<Engine>::size(sizes);
-    for (std::int64_t begin = 0; begin < size; begin += kShort) {
-        Vec sums[4] = {};
-        for (std::int64_t i = begin; i < begin + kShort; i += 4 * kLanes) {
-            for (int n = 0; n < 4; ++n) {
-                sums[n] += load(state + i + n * kLanes) * load(gradient + i + n * kLanes);
-            }
-        }
-        total += __builtin_convertvector((sums[0] + sums[1]) + (sums[2] + sums[3]), VecDouble);
-    }
-    return sum_lanes(total);
-}
-
 /// dg of the chunk's tokens: every term is a path that crosses the token. `through`: e^B <dH', H>.
 /// Sums are fp64, in which the pairs on one side of a token cancel.
 template <typename Engine>
@@ -150,71 +123,6 @@ HCP_STAGE void sum_log_decay_gradient(const GdnProblemView& problem,
         *at_token<float>(dg, token + t, head) =
             reset ? 0.0F : static_cast<float>(crossing + before);
     }
-}
-
-/// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
-template <typename Output>
-HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
-                                  const float* x,
-                                  const float* inverse,
-                                  bool normalised,
-                                  float* dx,
-                                  int count,
-                                  int dim,
-                                  Output* to,
-                                  std::int64_t stride) {
-    for (int i = 0; normalised && i < count; ++i) {
-        const float* x_row = x + i * sizes.key_row;
-        float* dx_row = dx + i * sizes.key_row;
-        const Vec along = broadcast(dot(x_row, dx_row, sizes.keys));
-        for (int c = 0; c < sizes.keys; c += kLanes) {
-            store(dx_row + c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
-        }
-    }
-    store_rows(dx, sizes.key_row, count, dim, to, stride);
-}
-
-/// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
-template <typename Engine>
-HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
-                                 const KeyChunk<Engine>& keys,
-                                 BackwardScratch<Engine>& scratch,
-                                 KeyGradients& sums) {
-    const int row = sizes.token_row;
-    float* symmetric = sums.dp + keys.rows * row;
-    transpose_units(
-        keys.rows, keys.rows,
-        [&](int i, int j) { return std::bit_cast<VecUint>(load(sums.dn + i * row + j)); },
-        [&](int j, int i, VecUint v) {
-            store(symmetric + j * row + i, std::bit_cast<Vec>(v) + load(sums.dn + j * row + i));
-        });
-    const int elements = ForwardScratch<Engine>::read_row(sizes);
-    auto* dp_rows = scratch.rows;
-    for (int i = 0; i < keys.rows; ++i) {
-        for (int j = 0; j < keys.rows; j += kLanes) {
-            store(dp_rows + i * elements + j, load(sums.dp + i * row + j));
-        }
-    }
-    const auto add_to = [&](float* to) {
-        return [=, &sizes](int i, int j, Vec first, Vec second) {
-            float* at = to + i * sizes.key_row + j;
-            store(at, load(at) + first);
-            store(at + sizes.key_row, load(at + sizes.key_row) + second);
-        };
-    };
-    const int half = keys.rows / Engine::kPerUnit;
-    Engine::multiply(
-        rows_left<Engine>(dp_rows, elements), {keys.tokens + half * kPanel, keys.tokens_panel()},
-        keys.rows, sizes.keys,
-        [&](int i) {
-            return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
-        },
-        add_to(sums.dq));
-    pack_transposed_left<Engine>(sums.dp, row, 2 * keys.rows, keys.rows, scratch.pairs_transposed);
-    Engine::multiply(
-        transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
-        {keys.tokens, keys.tokens_panel()}, keys.rows, sizes.keys,
-        [&](int) { return DepthRange{0, 2 * half}; }, add_to(sums.dk));
 }
 
 }  // namespace hybridcp::HCP_ISA

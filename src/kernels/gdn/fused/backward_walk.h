@@ -2,74 +2,10 @@
 #pragma once
 
 #include "kernels/gdn/fused/backward_sums.h"
-#include "kernels/gdn/fused/forward_walk.h"
+#include "kernels/gdn/fused/key_gradients.h"
+#include "kernels/gdn/fused/state_gradient_walk.h"
 
 namespace hybridcp::HCP_ISA {
-
-/// Only the state's gradient.
-template <typename Engine, typename Input>
-struct StateGradientWalk : Walk<Engine, Input> {
-    BackwardScratch<Engine> gradient_scratch;
-    State<Engine> gradients[kMostValueHeads];
-
-    StateGradientWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
-        : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
-        for (std::int64_t i = 0; i < the_problem.group; ++i) {
-            gradients[i] = State<Engine>(space, this->sizes);
-        }
-    }
-
-    void run(const GdnStateGradientTask& request) {
-        const auto count = [&](std::int64_t i) {
-            return request.chunk_counts == nullptr ? this->chunks.size() : request.chunk_counts[i];
-        };
-        std::int64_t last = 0;
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            this->load_state(gradients[i], this->state_of(request.d_end, i));
-            last = count(i) > last ? count(i) : last;
-        }
-        for (std::int64_t c = last - 1; c >= 0; --c) {
-            this->prefetch_inputs(c - 1, true);
-            this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group,
-                                                  this->problem.value_dim);
-            this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
-            for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                if (c < count(i)) {
-                    step(request, c, i);
-                }
-            }
-        }
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            this->store_state(gradients[i], this->state_of(this->task.end, i));
-        }
-    }
-
-    /// Rows of dO, or zeros, into gradient_scratch.d_o.
-    void load_output_gradient(const GdnView& d_o, std::int64_t c, std::int64_t i) {
-        if (d_o.data != nullptr) {
-            this->load_values(d_o, c, i, gradient_scratch.d_o);
-        } else {
-            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, gradient_scratch.d_o,
-                      this->sizes.value_row, this->keys.rows, this->sizes.values);
-        }
-    }
-
-  private:
-    void step(const GdnStateGradientTask& request, std::int64_t c, std::int64_t i) {
-        this->fill_head(c, i);
-        load_output_gradient(request.d_o, c, i);
-        read_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
-        solved_gradient(this->sizes, this->keys, this->head, gradients[i], this->scratch.ones,
-                        gradient_scratch);
-        update_gradient(this->problem, this->sizes, this->keys, this->head, gradients[i],
-                        gradient_scratch);
-        if (request.checkpoints != nullptr && c > 0 && c % kCheckpointChunks == 0) {
-            float* to =
-                request.checkpoints + (c / kCheckpointChunks - 1) * request.checkpoint_stride;
-            this->store_state(gradients[i], this->state_of(to, i));
-        }
-    }
-};
 
 /// All gradients. The states that forward did not keep are made again from its checkpoints, a few
 /// chunks at a time, before the walk over those chunks.
@@ -97,9 +33,8 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
             this->load_state(this->gradients[i], this->state_of(request.d_end, i));
         }
         const std::int64_t num_chunks = this->chunks.size();
-        const std::int64_t last = (num_chunks - 1) / kCheckpointChunks;
-        for (std::int64_t checkpoint = num_chunks == 0 ? -1 : last; checkpoint >= 0; --checkpoint) {
-            const std::int64_t begin = checkpoint * kCheckpointChunks;
+        for (std::int64_t begin = (num_chunks - 1) / kCheckpointChunks * kCheckpointChunks;
+             begin >= 0; begin -= kCheckpointChunks) {
             const std::int64_t rest = num_chunks - begin;
             const std::int64_t end = begin + (rest < kCheckpointChunks ? rest : kCheckpointChunks);
             remake_states(request, begin, end);
@@ -146,8 +81,7 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     }
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
-        const std::int64_t token = this->chunks.token(c);
-        const std::int64_t key_head = this->task.key_head;
+        const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
         const int value_dim = this->problem.value_dim;
         this->prefetch_inputs(c - 1, true);
         this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group, value_dim);
@@ -181,12 +115,11 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones,
                         products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
-        const bool has_gradient = !gradient.zero;
         sum_rows(this->problem, this->sizes, this->keys, this->head, products, !record.zero_state,
-                 has_gradient, sums, dbeta);
+                 !gradient.zero, sums, dbeta);
         sum_pairs(this->problem, this->sizes, this->keys, this->head, products, sums, dbeta);
         double through = 0;
-        if (has_gradient && !record.zero_state) {
+        if (!gradient.zero && !record.zero_state) {
             through = static_cast<double>(this->head.decay) *
                       state_product<Engine>(this->sizes, record.state, gradient.values);
         }

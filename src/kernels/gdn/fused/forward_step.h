@@ -2,7 +2,8 @@
 #pragma once
 
 #include "kernels/gdn/fused/head_chunk.h"
-#include "kernels/gdn/fused/state.h"
+#include "kernels/gdn/fused/solve.h"
+#include "kernels/gdn/fused/state_products.h"
 
 namespace hybridcp::HCP_ISA {
 

@@ -3,6 +3,7 @@
 #include "kernels/gdn/fused/fused_kernels.h"
 
 #include "kernels/gdn/fused/backward_walk.h"
+#include "kernels/gdn/fused/forward_walk.h"
 
 #if defined(__AMX_BF16__) || defined(HCP_EMULATED_TILES)
 #include "kernels/gdn/fused/tile_engine.h"

@@ -1,78 +1,9 @@
 // From rows of fp32 to the operands of products (simd_engine.h, amx_engine.h), and transposes.
 #pragma once
 
-#include "kernels/gdn/fused/simd_engine.h"
+#include "kernels/gdn/fused/transpose.h"
 
 namespace hybridcp::HCP_ISA {
-
-/// Rows of a power of two would lie in the same sets of the first-level cache.
-HCP_INLINE int padded_row(int columns) {
-    return columns + 16;
-}
-
-/// Units of two rows: bf16 pairs, the first row in the low half.
-HCP_INLINE VecUint pair_units(Vec first, Vec second) {
-#if defined(__AVX512BF16__)
-    // Both rows in one conversion, then their halves side by side.
-    const __m512i rows = std::bit_cast<__m512i>(
-        _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
-    alignas(64) static constexpr std::uint16_t kOrder[32] = {
-        0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return std::bit_cast<VecUint>(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), rows));
-#else
-    const VecUint low = __builtin_convertvector(to_bf16(first), VecUint);
-    const VecUint high = __builtin_convertvector(to_bf16(second), VecUint);
-    return low | (high << 16);
-#endif
-}
-
-/// One step of a transpose: swaps the off-diagonal blocks of `kStep` lanes.
-template <int kStep>
-HCP_INLINE void exchange_lanes(VecUint& a, VecUint& b) {
-    VecUint low, high;
-    for (int i = 0; i < kLanes; ++i) {
-        const bool moved = (i & kStep) != 0;
-        low[i] = static_cast<std::uint32_t>(moved ? kLanes + i - kStep : i);
-        high[i] = static_cast<std::uint32_t>(moved ? kLanes + i : i + kStep);
-    }
-    const VecUint first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
-    a = first;
-}
-
-template <int kStep>
-HCP_INLINE void transpose_lanes(VecUint* v) {
-    if constexpr (kStep < kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-            if ((i & kStep) == 0) {
-                exchange_lanes<kStep>(v[i], v[i + kStep]);
-            }
-        }
-        transpose_lanes<kStep * 2>(v);
-    }
-}
-
-/// store_column(c, r, v) with v = column c, rows r .. r + kLanes - 1 of a matrix of units whose
-/// load_row(r, c) is row r, columns c .. c + kLanes - 1. rows and columns are multiples of kLanes.
-template <typename Load, typename Store>
-HCP_INLINE void transpose_units(int rows, int columns, Load load_row, Store store_column) {
-    for (int r = 0; r < rows; r += kLanes) {
-        for (int c = 0; c < columns; c += kLanes) {
-            VecUint v[kLanes];
-#pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) {
-                v[i] = load_row(r + i, c);
-            }
-            transpose_lanes<1>(v);
-#pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) {
-                store_column(c + i, r, v[i]);
-            }
-        }
-    }
-}
 
 HCP_INLINE const std::uint32_t* as_units(const void* x) {
     return static_cast<const std::uint32_t*>(x);

@@ -5,7 +5,7 @@
 // masks, converts and stores.
 #pragma once
 
-#include "kernels/simd/vector.h"
+#include "kernels/simd/bf16.h"
 
 namespace hybridcp::HCP_ISA {
 

@@ -1,0 +1,84 @@
+// Solves with the unit lower triangular system I + L of a chunk, in fp32.
+#pragma once
+
+#include "kernels/simd/vector.h"
+
+namespace hybridcp::HCP_ISA {
+
+inline constexpr int kSolveRows = 4;
+
+/// x <- (I + L)^-1 x for x [rows, columns] fp32.
+HCP_STAGE void solve(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
+    constexpr int kWide = 2;
+    for (int c = 0; c < columns; c += kWide * kLanes) {
+        for (int i = 0; i < rows; i += kSolveRows) {
+            const float* factors = system + i * system_row;
+            Vec sums[kSolveRows][kWide];
+            for (int m = 0; m < kSolveRows; ++m) {
+                for (int n = 0; n < kWide; ++n) {
+                    sums[m][n] = load(x + (i + m) * x_row + c + n * kLanes);
+                }
+            }
+            for (int j = 0; j < i; ++j) {
+                for (int n = 0; n < kWide; ++n) {
+                    const Vec solved = load(x + j * x_row + c + n * kLanes);
+#pragma GCC unroll 4
+                    for (int m = 0; m < kSolveRows; ++m) {
+                        sums[m][n] -= factors[m * system_row + j] * solved;
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int m = 0; m < kSolveRows; ++m) {
+#pragma GCC unroll 2
+                for (int n = 0; n < kWide; ++n) {
+#pragma GCC unroll 4
+                    for (int j = 0; j < m; ++j) {
+                        sums[m][n] -= factors[m * system_row + i + j] * sums[j][n];
+                    }
+                    store(x + (i + m) * x_row + c + n * kLanes, sums[m][n]);
+                }
+            }
+        }
+    }
+}
+
+/// x <- (I + L)^-T x.
+HCP_STAGE void solve_transposed(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
+    constexpr int kWide = 2;
+    for (int c = 0; c < columns; c += kWide * kLanes) {
+        for (int i = rows - kSolveRows; i >= 0; i -= kSolveRows) {
+            Vec sums[kSolveRows][kWide];
+            for (int m = 0; m < kSolveRows; ++m) {
+                for (int n = 0; n < kWide; ++n) {
+                    sums[m][n] = load(x + (i + m) * x_row + c + n * kLanes);
+                }
+            }
+            for (int j = i + kSolveRows; j < rows; ++j) {
+                const float* factors = system + j * system_row + i;
+                for (int n = 0; n < kWide; ++n) {
+                    const Vec solved = load(x + j * x_row + c + n * kLanes);
+#pragma GCC unroll 4
+                    for (int m = 0; m < kSolveRows; ++m) {
+                        sums[m][n] -= factors[m] * solved;
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int m = kSolveRows - 1; m >= 0; --m) {
+#pragma GCC unroll 2
+                for (int n = 0; n < kWide; ++n) {
+#pragma GCC unroll 4
+                    for (int j = kSolveRows - 1; j > m; --j) {
+                        sums[m][n] -= system[(i + j) * system_row + i + m] * sums[j][n];
+                    }
+                    store(x + (i + m) * x_row + c + n * kLanes, sums[m][n]);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace hybridcp::HCP_ISA

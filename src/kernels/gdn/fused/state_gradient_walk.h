@@ -1,0 +1,75 @@
+// The walk against time that carries the gradient of the state alone: gradient summaries, and its
+// values at checkpoints.
+#pragma once
+
+#include "kernels/gdn/fused/backward_step.h"
+#include "kernels/gdn/fused/walk.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// Only the state's gradient.
+template <typename Engine, typename Input>
+struct StateGradientWalk : Walk<Engine, Input> {
+    BackwardScratch<Engine> gradient_scratch;
+    State<Engine> gradients[kMostValueHeads];
+
+    StateGradientWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
+        : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
+        for (std::int64_t i = 0; i < the_problem.group; ++i) {
+            gradients[i] = State<Engine>(space, this->sizes);
+        }
+    }
+
+    void run(const GdnStateGradientTask& request) {
+        const auto count = [&](std::int64_t i) {
+            return request.chunk_counts == nullptr ? this->chunks.size() : request.chunk_counts[i];
+        };
+        std::int64_t last = 0;
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->load_state(gradients[i], this->state_of(request.d_end, i));
+            last = count(i) > last ? count(i) : last;
+        }
+        for (std::int64_t c = last - 1; c >= 0; --c) {
+            this->prefetch_inputs(c - 1, true);
+            this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group,
+                                                  this->problem.value_dim);
+            this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
+            for (std::int64_t i = 0; i < this->problem.group; ++i) {
+                if (c < count(i)) {
+                    step(request, c, i);
+                }
+            }
+        }
+        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+            this->store_state(gradients[i], this->state_of(this->task.end, i));
+        }
+    }
+
+    /// Rows of dO, or zeros, into gradient_scratch.d_o.
+    void load_output_gradient(const GdnView& d_o, std::int64_t c, std::int64_t i) {
+        if (d_o.data != nullptr) {
+            this->load_values(d_o, c, i, gradient_scratch.d_o);
+        } else {
+            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, gradient_scratch.d_o,
+                      this->sizes.value_row, this->keys.rows, this->sizes.values);
+        }
+    }
+
+  private:
+    void step(const GdnStateGradientTask& request, std::int64_t c, std::int64_t i) {
+        this->fill_head(c, i);
+        load_output_gradient(request.d_o, c, i);
+        read_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
+        solved_gradient(this->sizes, this->keys, this->head, gradients[i], this->scratch.ones,
+                        gradient_scratch);
+        update_gradient(this->problem, this->sizes, this->keys, this->head, gradients[i],
+                        gradient_scratch);
+        if (request.checkpoints != nullptr && c > 0 && c % kCheckpointChunks == 0) {
+            float* to =
+                request.checkpoints + (c / kCheckpointChunks - 1) * request.checkpoint_stride;
+            this->store_state(gradients[i], this->state_of(to, i));
+        }
+    }
+};
+
+}  // namespace hybridcp::HCP_ISA

@@ -1,0 +1,53 @@
+// Products with states: the update, and <H, dH>.
+#pragma once
+
+#include "kernels/gdn/fused/state.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// A product left right of [K, depth] and [depth, V]; `depth` in elements.
+struct StateProduct {
+    LeftOperand left;
+    RightOperand right;
+    int depth;
+};
+
+/// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
+template <typename Engine>
+HCP_STAGE void update_state(const ChunkSizes& sizes,
+                            const float* old,
+                            State<Engine>& state,
+                            float decay,
+                            const StateProduct& product) {
+    const int units = product.depth / Engine::kPerUnit;
+    Engine::multiply(
+        product.left, product.right, sizes.keys, sizes.values,
+        [&](int) { return DepthRange{0, units}; },
+        [&](int i, int j, Vec first, Vec second) {
+            const float* from = State<Engine>::at(old, sizes, i, j);
+            state.set(sizes, i, j, decay * load(from) + first,
+                      decay * load(from + kPanel) + second);
+        });
+    state.zero = false;
+}
+
+/// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
+/// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
+template <typename Engine>
+HCP_STAGE double state_product(const ChunkSizes& sizes, const float* state, const float* gradient) {
+    constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
+    VecDouble total = {};
+    const std::int64_t size = State<Engine>::size(sizes);
+    for (std::int64_t begin = 0; begin < size; begin += kShort) {
+        Vec sums[4] = {};
+        for (std::int64_t i = begin; i < begin + kShort; i += 4 * kLanes) {
+            for (int n = 0; n < 4; ++n) {
+                sums[n] += load(state + i + n * kLanes) * load(gradient + i + n * kLanes);
+            }
+        }
+        total += __builtin_convertvector((sums[0] + sums[1]) + (sums[2] + sums[3]), VecDouble);
+    }
+    return sum_lanes(total);
+}
+
+}  // namespace hybridcp::HCP_ISA

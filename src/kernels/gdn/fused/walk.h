@@ -1,0 +1,110 @@
+// What every walk over the chunks of a segment shares: one key head and its value heads.
+#pragma once
+
+#include "kernels/gdn/fused/forward_step.h"
+
+namespace hybridcp::HCP_ISA {
+
+inline constexpr int kMostValueHeads = 64;  // of one key head
+
+/// Chunks from one checkpoint to the next: backward recomputes that many at a time.
+inline constexpr int kCheckpointChunks = 8;
+
+/// The chunks of a task.
+struct ChunkRange {
+    std::int64_t begin, end;  // tokens
+    int chunk_tokens;
+
+    ChunkRange(const GdnTask& task, int tokens)
+        : begin(task.token_begin), end(task.token_end), chunk_tokens(tokens) {}
+
+    [[nodiscard]] std::int64_t size() const {
+        return (end - begin + chunk_tokens - 1) / chunk_tokens;
+    }
+    [[nodiscard]] std::int64_t token(std::int64_t chunk) const {
+        return begin + chunk * chunk_tokens;
+    }
+    [[nodiscard]] bool contains(std::int64_t chunk) const { return chunk >= 0 && chunk < size(); }
+    [[nodiscard]] int count(std::int64_t chunk) const {
+        const std::int64_t rest = end - token(chunk);
+        return rest < chunk_tokens ? static_cast<int>(rest) : chunk_tokens;
+    }
+};
+
+/// What a walk needs beside the states.
+template <typename Engine, typename Input>
+struct Walk {
+    using Use = typename KeyChunk<Engine>::Use;
+
+    const GdnProblemView& problem;
+    const GdnTask& task;
+    int columns;  // of V
+    ChunkSizes sizes;
+    ChunkRange chunks;
+    KeyChunk<Engine> keys;
+    HeadChunk head;
+    ForwardScratch<Engine> scratch;
+
+    Walk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
+        : problem(the_problem),
+          task(the_task),
+          columns(the_task.column_end - the_task.column_begin),
+          sizes(Engine::kChunk, the_problem.key_dim, columns),
+          chunks(the_task, Engine::kChunk),
+          keys(space, sizes),
+          head(space, sizes),
+          scratch(space, sizes) {}
+
+    [[nodiscard]] std::int64_t value_head(std::int64_t i) const {
+        return task.key_head * problem.group + i;
+    }
+
+    void fill_keys(std::int64_t chunk, Use use) {
+        keys.template fill<Input>(problem, sizes, task.key_head, chunks.token(chunk),
+                                  chunks.count(chunk), use);
+    }
+    void fill_head(std::int64_t chunk, std::int64_t i) {
+        head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
+    }
+    /// Asks for what chunk `next` will read, or where it will write.
+    template <bool kWrite, typename T>
+    void prefetch(const GdnView& view, std::int64_t next, std::int64_t heads, int dim) const {
+        if (view.data != nullptr && chunks.contains(next)) {
+            for (std::int64_t i = 0; i < heads; ++i) {
+                prefetch_rows<kWrite>(
+                    at_token<const T>(view, chunks.token(next), task.key_head * heads + i),
+                    view.token_stride, chunks.count(next), dim);
+            }
+        }
+    }
+    void prefetch_inputs(std::int64_t next, bool outputs) const {
+        if (outputs) {
+            prefetch<false, Input>(problem.q, next, 1, problem.key_dim);
+        }
+        prefetch<false, Input>(problem.k, next, 1, problem.key_dim);
+        prefetch<false, Input>(problem.v, next, problem.group, problem.value_dim);
+    }
+
+    /// Rows of v (or another view of its shape) into `to`.
+    __attribute__((noinline)) void load_values(const GdnView& view,
+                                               std::int64_t chunk,
+                                               std::int64_t i,
+                                               float* to) const {
+        load_rows(
+            at_token<const Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
+            view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows, sizes.values);
+    }
+    /// States of value head i in a tensor of states; null stays null.
+    template <typename T>
+    [[nodiscard]] T* state_of(T* states, std::int64_t i) const {
+        return states == nullptr ? nullptr : states + i * task.state_stride + task.column_begin;
+    }
+    void load_state(State<Engine>& state, const float* from) const {
+        state.load_from(sizes, from, problem.value_dim, problem.key_dim, columns);
+    }
+    void store_state(const State<Engine>& state, float* to) const {
+        state.store_to(sizes, to, problem.value_dim, problem.key_dim, columns);
+    }
+};
+
+}  // namespace hybridcp::HCP_ISA
