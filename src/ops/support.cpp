@@ -59,17 +59,15 @@ Support check_choice(const Choice& choice) {
 
 Support check_words(const ParallelOptions& options, const std::string& dtype) {
     if (options.linear_attention_gdn_backend == "triton") {
-        return refuse(
-            "linear_attention_gdn_backend: triton does not exist here, fused is meant",
-            "linear_attention_gdn_backend: fused");
+        return refuse("linear_attention_gdn_backend: triton does not exist here, fused is meant",
+                      "linear_attention_gdn_backend: fused");
     }
     const std::array<Choice, 10> choices{{
         {"device", options.device, kDevices, {}},
         {"dtype", dtype, kDtypes, {}},
         {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, {}},
         {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes, {}},
-        {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends,
-         {}},
+        {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends, {}},
         {"linear_attention_summary", options.linear_attention_summary, kSummaries, {}},
         {"sequence_layout", options.sequence_layout, kLayouts, {}},
         {"layout_cut", options.layout_cut, kCuts, {}},

@@ -110,18 +110,17 @@ Problem make_problem(const GdnInputs& inputs,
         throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
                                      options.chunk_size));
     }
-    return {
-        .inputs = {.q = inputs.q.detach(),
-                   .k = inputs.k.detach(),
-                   .v = inputs.v.detach(),
-                   .g = inputs.g.detach(),
-                   .beta = inputs.beta.detach()},
-        .segments = segments,
-        .offsets = segments.offsets(),
-        .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
-        .use_qk_l2norm = options.use_qk_l2norm,
-        .chunk_size = options.chunk_size,
-        .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
+    return {.inputs = {.q = inputs.q.detach(),
+                       .k = inputs.k.detach(),
+                       .v = inputs.v.detach(),
+                       .g = inputs.g.detach(),
+                       .beta = inputs.beta.detach()},
+            .segments = segments,
+            .offsets = segments.offsets(),
+            .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
+            .use_qk_l2norm = options.use_qk_l2norm,
+            .chunk_size = options.chunk_size,
+            .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
 }
 
 }  // namespace gdn

@@ -1,10 +1,16 @@
 #include "kernels/simd/isa.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <array>
 #include <cstdlib>
+
+#if __has_include(<omp.h>)
+#include <omp.h>
+#define HCP_HAS_THREADS 1
+#else
+#define HCP_HAS_THREADS 0
+#endif
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -22,12 +28,13 @@ constexpr std::array kAllIsas{Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAv
 thread_local int forced_isa = -1;
 
 #if defined(__x86_64__)
+constexpr long kRequestTilePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+constexpr long kTileData = 18;                   // XFEATURE_XTILEDATA
+
 /// Linux hands out the tile registers on request only, per process.
 bool request_amx_tiles() {
 #if defined(__linux__)
-    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-    constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return syscall(SYS_arch_prctl, kRequestTilePermission, kTileData) == 0;
 #else
     return false;
 #endif
@@ -76,7 +83,7 @@ void require_available(Isa isa) {
 }
 
 Isa default_isa() {
-    static const int environment_isa = [] {
+    static const int kEnvironmentIsa = [] {
         const char* name = std::getenv("HYBRIDCP_ISA");
         if (name == nullptr || *name == '\0') {
             return static_cast<int>(available_isas().back());
@@ -85,7 +92,7 @@ Isa default_isa() {
         require_available(isa);
         return static_cast<int>(isa);
     }();
-    return static_cast<Isa>(environment_isa);
+    return static_cast<Isa>(kEnvironmentIsa);
 }
 
 }  // namespace
@@ -107,14 +114,14 @@ const char* isa_name(Isa isa) {
 }
 
 bool isa_available(Isa isa) {
-    static const std::array<bool, kAllIsas.size()> available = [] {
+    static const std::array<bool, kAllIsas.size()> kAvailable = [] {
         std::array<bool, kAllIsas.size()> result{};
         for (const Isa each : kAllIsas) {
             result[static_cast<std::size_t>(each)] = detect(each);
         }
         return result;
     }();
-    return available[static_cast<std::size_t>(isa)];
+    return kAvailable[static_cast<std::size_t>(isa)];
 }
 
 std::vector<Isa> available_isas() {
@@ -153,21 +160,27 @@ ForcedIsa::~ForcedIsa() {
 }
 
 int max_threads() {
+#if HCP_HAS_THREADS
     return omp_in_parallel() != 0 ? 1 : omp_get_max_threads();
+#else
+    return 1;
+#endif
 }
 
 void parallel_tasks(std::int64_t num_tasks,
                     void (*body)(void* context, std::int64_t task, int thread),
                     void* context) {
-    if (num_tasks <= 1 || max_threads() == 1) {
+#if HCP_HAS_THREADS
+    if (num_tasks > 1 && max_threads() > 1) {
+#pragma omp parallel for schedule(dynamic, 1)
         for (std::int64_t task = 0; task < num_tasks; ++task) {
-            body(context, task, 0);
+            body(context, task, omp_get_thread_num());
         }
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1)
+#endif
     for (std::int64_t task = 0; task < num_tasks; ++task) {
-        body(context, task, omp_get_thread_num());
+        body(context, task, 0);
     }
 }
 

@@ -37,11 +37,13 @@ struct KeyGradients {
     }
 
     void clear(const ChunkSizes& sizes) {
-        std::memset(dq, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
-        std::memset(dk, 0, sizeof(float) * static_cast<std::size_t>(sizes.tokens * sizes.key_row));
-        const auto square = static_cast<std::size_t>(sizes.tokens * sizes.token_row);
-        std::memset(dp, 0, sizeof(float) * 2 * square);
-        std::memset(dn, 0, sizeof(float) * square);
+        const auto tokens = static_cast<std::size_t>(sizes.tokens);
+        const auto key_row = static_cast<std::size_t>(sizes.key_row);
+        const auto row = static_cast<std::size_t>(sizes.token_row);
+        std::memset(dq, 0, sizeof(float) * tokens * key_row);
+        std::memset(dk, 0, sizeof(float) * tokens * key_row);
+        std::memset(dp, 0, sizeof(float) * 2 * tokens * row);
+        std::memset(dn, 0, sizeof(float) * tokens * row);
     }
 };
 

@@ -72,8 +72,8 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
     for (int i = 0; i < kLanes; ++i) {
         lane[i] = i;
     }
-    constexpr int kMostBlocks = 64 / kLanes;
-    VecDouble columns[kMostBlocks] = {};
+    constexpr int most_blocks = 64 / kLanes;
+    VecDouble columns[most_blocks] = {};
     for (int i = 0; i < keys.rows; ++i) {
         VecDouble row_sum = {};
         Vec through_system = {};

@@ -97,9 +97,9 @@ struct Functions {
 }  // namespace
 
 const GdnKernelSet& gdn_kernels() {
-    static constexpr GdnKernelSet kernels{.fp32 = Functions<Fp32Engine, float>::table(),
-                                          .bf16 = Functions<Bf16Engine, Bf16>::table()};
-    return kernels;
+    static constexpr GdnKernelSet kKernels{.fp32 = Functions<Fp32Engine, float>::table(),
+                                           .bf16 = Functions<Bf16Engine, Bf16>::table()};
+    return kKernels;
 }
 
 }  // namespace hybridcp::HCP_ISA

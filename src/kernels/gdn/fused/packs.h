@@ -39,19 +39,21 @@ HCP_STAGE void pack_rows_as_depth(const float* x,
                                   int columns,
                                   std::uint32_t* to,
                                   int panel_stride) {
-    constexpr int kPer = Engine::kPerUnit;
-    for (int r = 0; r < rows; r += kPer) {
-        const Vec first_scale = broadcast(scale[r]), second_scale = broadcast(scale[r + kPer - 1]);
+    constexpr int per_unit = Engine::kPerUnit;
+    for (int r = 0; r < rows; r += per_unit) {
+        const Vec first_scale = broadcast(scale[r]),
+                  second_scale = broadcast(scale[r + per_unit - 1]);
         const float* row = x + r * row_stride;
         for (int c = 0; c < columns; c += kLanes) {
             const Vec first = load(row + c) * first_scale;
             VecUint units;
-            if constexpr (kPer == 1) {
+            if constexpr (per_unit == 1) {
                 units = std::bit_cast<VecUint>(first);
             } else {
                 units = pair_units(first, load(row + row_stride + c) * second_scale);
             }
-            store_units(to + (c / kPanel) * panel_stride + r / kPer * kPanel + c % kPanel, units);
+            store_units(to + (c / kPanel) * panel_stride + r / per_unit * kPanel + c % kPanel,
+                        units);
         }
     }
 }
@@ -64,11 +66,11 @@ HCP_STAGE void pack_columns_as_depth(const typename Engine::Element* x,
                                      int columns,
                                      std::uint32_t* to,
                                      int panel_stride) {
-    constexpr int kPer = Engine::kPerUnit;
+    constexpr int per_unit = Engine::kPerUnit;
     const std::uint32_t* units = as_units(x);
     transpose_units(
-        rows, columns / kPer,
-        [&](int r, int c) { return load_units(units + r * (row_stride / kPer) + c); },
+        rows, columns / per_unit,
+        [&](int r, int c) { return load_units(units + r * (row_stride / per_unit) + c); },
         [&](int c, int r, VecUint v) {
             store_units(to + (r / kPanel) * panel_stride + c * kPanel + r % kPanel, v);
         });
@@ -78,7 +80,7 @@ HCP_STAGE void pack_columns_as_depth(const typename Engine::Element* x,
 template <typename Engine>
 HCP_STAGE void pack_transposed_left(
     const float* x, int row_stride, int depth, int rows, std::uint32_t* to) {
-    constexpr int kPer = Engine::kPerUnit;
+    constexpr int per_unit = Engine::kPerUnit;
     if constexpr (Engine::kTiles) {  // rows as they lie, pairs along the depth
         auto* elements = reinterpret_cast<typename Engine::Element*>(to);
         transpose_units(
@@ -88,16 +90,16 @@ HCP_STAGE void pack_transposed_left(
                 store(elements + r * depth + d, std::bit_cast<Vec>(v));
             });
     } else {
-        for (int d = 0; d < depth; d += kPer) {
+        for (int d = 0; d < depth; d += per_unit) {
             const float* from = x + d * row_stride;
             for (int r = 0; r < rows; r += kLanes) {
                 VecUint units;
-                if constexpr (kPer == 1) {
+                if constexpr (per_unit == 1) {
                     units = std::bit_cast<VecUint>(load(from + r));
                 } else {
                     units = pair_units(load(from + r), load(from + row_stride + r));
                 }
-                store_units(to + d / kPer * rows + r, units);
+                store_units(to + d / per_unit * rows + r, units);
             }
         }
     }

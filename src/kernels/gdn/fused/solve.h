@@ -6,22 +6,22 @@
 namespace hybridcp::HCP_ISA {
 
 inline constexpr int kSolveRows = 4;
+inline constexpr int kSolveVectors = 2;
 
 /// x <- (I + L)^-1 x for x [rows, columns] fp32.
 HCP_STAGE void solve(
     const float* system, int system_row, float* x, int x_row, int rows, int columns) {
-    constexpr int kWide = 2;
-    for (int c = 0; c < columns; c += kWide * kLanes) {
+    for (int c = 0; c < columns; c += kSolveVectors * kLanes) {
         for (int i = 0; i < rows; i += kSolveRows) {
             const float* factors = system + i * system_row;
-            Vec sums[kSolveRows][kWide];
+            Vec sums[kSolveRows][kSolveVectors];
             for (int m = 0; m < kSolveRows; ++m) {
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
                     sums[m][n] = load(x + (i + m) * x_row + c + n * kLanes);
                 }
             }
             for (int j = 0; j < i; ++j) {
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
                     const Vec solved = load(x + j * x_row + c + n * kLanes);
 #pragma GCC unroll 4
                     for (int m = 0; m < kSolveRows; ++m) {
@@ -32,7 +32,7 @@ HCP_STAGE void solve(
 #pragma GCC unroll 4
             for (int m = 0; m < kSolveRows; ++m) {
 #pragma GCC unroll 2
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
 #pragma GCC unroll 4
                     for (int j = 0; j < m; ++j) {
                         sums[m][n] -= factors[m * system_row + i + j] * sums[j][n];
@@ -47,18 +47,17 @@ HCP_STAGE void solve(
 /// x <- (I + L)^-T x.
 HCP_STAGE void solve_transposed(
     const float* system, int system_row, float* x, int x_row, int rows, int columns) {
-    constexpr int kWide = 2;
-    for (int c = 0; c < columns; c += kWide * kLanes) {
+    for (int c = 0; c < columns; c += kSolveVectors * kLanes) {
         for (int i = rows - kSolveRows; i >= 0; i -= kSolveRows) {
-            Vec sums[kSolveRows][kWide];
+            Vec sums[kSolveRows][kSolveVectors];
             for (int m = 0; m < kSolveRows; ++m) {
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
                     sums[m][n] = load(x + (i + m) * x_row + c + n * kLanes);
                 }
             }
             for (int j = i + kSolveRows; j < rows; ++j) {
                 const float* factors = system + j * system_row + i;
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
                     const Vec solved = load(x + j * x_row + c + n * kLanes);
 #pragma GCC unroll 4
                     for (int m = 0; m < kSolveRows; ++m) {
@@ -69,7 +68,7 @@ HCP_STAGE void solve_transposed(
 #pragma GCC unroll 4
             for (int m = kSolveRows - 1; m >= 0; --m) {
 #pragma GCC unroll 2
-                for (int n = 0; n < kWide; ++n) {
+                for (int n = 0; n < kSolveVectors; ++n) {
 #pragma GCC unroll 4
                     for (int j = kSolveRows - 1; j > m; --j) {
                         sums[m][n] -= system[(i + j) * system_row + i + m] * sums[j][n];

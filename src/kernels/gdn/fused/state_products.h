@@ -35,12 +35,12 @@ HCP_STAGE void update_state(const ChunkSizes& sizes,
 /// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
 template <typename Engine>
 HCP_STAGE double state_product(const ChunkSizes& sizes, const float* state, const float* gradient) {
-    constexpr std::int64_t kShort = 1024;  // sizes are multiples of a panel squared
+    constexpr std::int64_t short_sum = 1024;  // sizes are multiples of a panel squared
     VecDouble total = {};
     const std::int64_t size = State<Engine>::size(sizes);
-    for (std::int64_t begin = 0; begin < size; begin += kShort) {
+    for (std::int64_t begin = 0; begin < size; begin += short_sum) {
         Vec sums[4] = {};
-        for (std::int64_t i = begin; i < begin + kShort; i += 4 * kLanes) {
+        for (std::int64_t i = begin; i < begin + short_sum; i += 4 * kLanes) {
             for (int n = 0; n < 4; ++n) {
                 sums[n] += load(state + i + n * kLanes) * load(gradient + i + n * kLanes);
             }

@@ -26,12 +26,12 @@ struct ChunkSizes {
 
 /// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to
 /// guess.
-template <bool kWrite, typename T>
+template <bool Write, typename T>
 HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int dim) {
-    constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+    constexpr int line = 64 / static_cast<int>(sizeof(T));
     for (int r = 0; r < count; ++r) {
-        for (int c = 0; c < dim; c += kLine) {
-            __builtin_prefetch(rows + r * stride + c, kWrite ? 1 : 0, 2);
+        for (int c = 0; c < dim; c += line) {
+            __builtin_prefetch(rows + r * stride + c, Write ? 1 : 0, 2);
         }
     }
 }

@@ -1,6 +1,8 @@
 // Transposes of units, and units of two rows.
 #pragma once
 
+#include <utility>
+
 #include "kernels/gdn/fused/simd_engine.h"
 
 namespace hybridcp::HCP_ISA {
@@ -27,30 +29,27 @@ HCP_INLINE VecUint pair_units(Vec first, Vec second) {
 #endif
 }
 
-/// One step of a transpose: swaps the off-diagonal blocks of `kStep` lanes.
-template <int kStep>
-HCP_INLINE void exchange_lanes(VecUint& a, VecUint& b) {
-    VecUint low, high;
-    for (int i = 0; i < kLanes; ++i) {
-        const bool moved = (i & kStep) != 0;
-        low[i] = static_cast<std::uint32_t>(moved ? kLanes + i - kStep : i);
-        high[i] = static_cast<std::uint32_t>(moved ? kLanes + i : i + kStep);
-    }
-    const VecUint first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
+/// One step of a transpose: swaps the off-diagonal blocks of `Step` lanes.
+template <int Step, int... Lane>
+HCP_INLINE void exchange_lanes(VecUint& a,
+                               VecUint& b,
+                               std::integer_sequence<int, Lane...> /*all*/) {
+    const VecUint first =
+        __builtin_shufflevector(a, b, ((Lane & Step) != 0 ? kLanes + Lane - Step : Lane)...);
+    b = __builtin_shufflevector(a, b, ((Lane & Step) != 0 ? kLanes + Lane : Lane + Step)...);
     a = first;
 }
 
-template <int kStep>
+template <int Step>
 HCP_INLINE void transpose_lanes(VecUint* v) {
-    if constexpr (kStep < kLanes) {
+    if constexpr (Step < kLanes) {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-            if ((i & kStep) == 0) {
-                exchange_lanes<kStep>(v[i], v[i + kStep]);
+            if ((i & Step) == 0) {
+                exchange_lanes<Step>(v[i], v[i + Step], std::make_integer_sequence<int, kLanes>());
             }
         }
-        transpose_lanes<kStep * 2>(v);
+        transpose_lanes<Step * 2>(v);
     }
 }
 

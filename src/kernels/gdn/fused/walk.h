@@ -67,11 +67,11 @@ struct Walk {
         head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
     }
     /// Asks for what chunk `next` will read, or where it will write.
-    template <bool kWrite, typename T>
+    template <bool Write, typename T>
     void prefetch(const GdnView& view, std::int64_t next, std::int64_t heads, int dim) const {
         if (view.data != nullptr && chunks.contains(next)) {
             for (std::int64_t i = 0; i < heads; ++i) {
-                prefetch_rows<kWrite>(
+                prefetch_rows<Write>(
                     at_token<const T>(view, chunks.token(next), task.key_head * heads + i),
                     view.token_stride, chunks.count(next), dim);
             }
