@@ -111,9 +111,13 @@ GdnCase with_dtype(const GdnCase& gdn_case, at::ScalarType type) {
 }
 
 Tensors run_all(GdnBackend backend, const GdnCase& gdn_case) {
-    const auto call = make_gdn_call(backend, gdn_case.inputs, gdn_case.offsets, gdn_case.options);
-    const GdnOutput output = call->forward(gdn_case.S_start);
-    const GdnGradients gradients = call->backward(gdn_case.d_o, gdn_case.dS_end);
+    return run_all(
+        *make_gdn_call(backend, gdn_case.inputs, gdn_case.offsets, gdn_case.options), gdn_case);
+}
+
+Tensors run_all(GdnCall& call, const GdnCase& gdn_case) {
+    const GdnOutput output = call.forward(gdn_case.S_start);
+    const GdnGradients gradients = call.backward(gdn_case.d_o, gdn_case.dS_end);
     return {{"o", output.o},
             {"S_end", output.S_end},
             {"dq", gradients.dq},

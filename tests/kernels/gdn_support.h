@@ -50,6 +50,7 @@ struct GdnShape {
 
 /// Outputs and gradients of a case: o, S_end, dq, dk, dv, dg, dbeta, dS_start.
 [[nodiscard]] Tensors run_all(GdnBackend backend, const GdnCase& gdn_case);
+[[nodiscard]] Tensors run_all(GdnCall& call, const GdnCase& gdn_case);
 
 /// Moves the rows of dq and dk that belong to zero and tiny q and k (edge_values) out to tensors of
 /// their own: they are hundreds of times larger than the others and would hide them.
