@@ -197,7 +197,7 @@ std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case, const Tens
         split_extreme_rows(gdn_case, emulation);
         for (const auto& [name, reference] : expected) {
             errors[name] =
-                std::max(errors[name], worst_head_error(emulation.at(name), reference));
+                std::max(errors[name], generated_error(emulation.at(name), reference));
         }
     }
     return errors;

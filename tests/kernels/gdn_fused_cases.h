@@ -14,7 +14,8 @@ struct GdnRegime {
     std::string name;
     std::function<void(GdnCase&)> apply;  // to a case of generated_case
     bool correlated = false;              // keys: bars C of the accuracy table, else N
-    bool bf16 = true;                     // unit keys, which the bf16 bars are for
+    bool unit_keys = true;                // which the bf16 bars are for
+    bool decays_at_once = false;          // next to nothing reaches the next token
 };
 [[nodiscard]] const std::vector<GdnRegime>& gdn_regimes();
 
