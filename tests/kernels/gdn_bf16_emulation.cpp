@@ -123,9 +123,10 @@ void run_segment(const GdnCase& gdn_case,
         c.v = rows(in.v, head).to(at::kFloat);
         c.g = rows(in.g, head).unsqueeze(1);
         c.beta = rows(in.beta, head).to(at::kFloat).unsqueeze(1);
-        c.d_o = gdn_case.d_o.defined() ? rows(gdn_case.d_o, head).to(at::kFloat)
-                                       : at::zeros_like(c.v);
-        c.scale = gdn_case.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
+        c.d_o =
+            gdn_case.d_o.defined() ? rows(gdn_case.d_o, head).to(at::kFloat) : at::zeros_like(c.v);
+        c.scale =
+            gdn_case.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
         c.like_kernels = options.like_kernels;
         rows(sums.at("o"), head).copy_(forward(c, H));
         chunks.push_back(c);
@@ -187,7 +188,10 @@ Tensors bf16_emulation(const GdnCase& gdn_case, const EmulationOptions& options)
     return sums;
 }
 
-std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case, const Tensors& expected) {
+std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case,
+                                             const Tensors& expected,
+                                             double (*error)(const Tensor& x,
+                                                             const Tensor& reference)) {
     // With few tokens dg is a handful of numbers, whose error depends by luck on where chunks are
     // cut: one emulation alone would be a matter of luck too.
     std::map<std::string, double> errors;
@@ -196,8 +200,7 @@ std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case, const Tens
         Tensors emulation = bf16_emulation(gdn_case, options);
         split_extreme_rows(gdn_case, emulation);
         for (const auto& [name, reference] : expected) {
-            errors[name] =
-                std::max(errors[name], generated_error(emulation.at(name), reference));
+            errors[name] = std::max(errors[name], error(emulation.at(name), reference));
         }
     }
     return errors;

@@ -114,7 +114,7 @@ FusedCase make_case(const Lengths& lengths,
                     std::size_t seed) {
     const auto [K, V] = dims;
     const std::int64_t T = lengths.offsets.back() + lengths.padding;
-    std::int64_t key_heads = group * K * V > 2 * 64 * 64 ? 1 : 2;
+    std::int64_t key_heads = group * K * V > 64 * 64 ? 1 : 2;
     if (T <= 3) {
         key_heads = 8;  // few numbers a head: the more heads
     } else if (group == 1 && !regime.correlated) {
@@ -123,9 +123,9 @@ FusedCase make_case(const Lengths& lengths,
     GdnCase gdn_case =
         generated_case({lengths.offsets, T, key_heads, group * key_heads, K, V}, seed);
     regime.apply(gdn_case);
-    gdn_case.name = fmt::format("#{} {}, offsets {} of {}, {} key heads, group {}, K {}, V {}",
-                                seed, regime.name, fmt::join(lengths.offsets, ","), T, key_heads,
-                                group, K, V);
+    gdn_case.name =
+        fmt::format("#{} {}, offsets {} of {}, {} key heads, group {}, K {}, V {}", seed,
+                    regime.name, fmt::join(lengths.offsets, ","), T, key_heads, group, K, V);
     return {gdn_case, &regime};
 }
 
@@ -148,7 +148,7 @@ const std::vector<GdnRegime>& gdn_regimes() {
         {"zero rows", zero_rows},
         {"long keys", long_keys, false, false, true},
         {"correlated keys", correlated_keys, true},
-        {"identical keys", identical_keys, true},
+        {"identical keys", identical_keys, true, false},
         {"heads that differ", heads_that_differ, false, true, true},
     };
     return regimes;
@@ -172,7 +172,7 @@ std::vector<FusedCase> fused_cases() {
                                                  {{0, 1, 3, 34, 66, 99}, 2},
                                                  {{0, 96}, 1}};
     static const std::vector<std::pair<std::int64_t, std::int64_t>> dims = {
-        {32, 32}, {64, 64},  {128, 128}, {32, 64}, {128, 64}, {40, 24},
+        {32, 32},  {64, 64},  {128, 128}, {32, 64}, {128, 64}, {40, 24},
         {24, 100}, {100, 40}, {16, 16},   {5, 7},   {64, 32}};
     static const std::vector<std::int64_t> groups = {1, 2, 3, 4, 8};
     const auto& regimes = gdn_regimes();
@@ -203,7 +203,7 @@ std::vector<FusedCase> long_fused_cases() {
         make_case({{0, 4097}}, 1, {32, 32}, regime("mild"), 6),
         make_case({{0, 70}}, 1, {256, 256}, regime("mild"), 7),
         make_case({{0, 33}}, 64, {16, 16}, regime("mild"), 8),
-        make_case({{0, 70}}, 2, {2, 1}, regime("mild"), 9),
+        make_case({{0, 70}}, 2, {12, 1}, regime("mild"), 9),
         make_case({{0, 300}, 20}, 1, {33, 129}, regime("beta 2"), 10),
     };
 }
@@ -233,8 +233,12 @@ GdnCase strided(const GdnCase& gdn_case) {
     return result;
 }
 
-double fused_fp32_bar(const GdnCase& gdn_case) {
+double fused_fp32_bar(const FusedCase& problem) {
     constexpr std::int64_t kTokens = 32;
+    const GdnCase& gdn_case = problem.gdn_case;
+    if (problem.regime->correlated) {
+        return 1e-5;
+    }
     const Tensor g = gdn_case.inputs.g.masked_fill(gdn_case.inputs.g.isinf(), 0);
     for (std::size_t i = 0; i + 1 < gdn_case.offsets.size(); ++i) {
         const std::int64_t end = gdn_case.offsets[i + 1];

@@ -14,7 +14,7 @@ struct GdnRegime {
     std::string name;
     std::function<void(GdnCase&)> apply;  // to a case of generated_case
     bool correlated = false;              // keys: bars C of the accuracy table, else N
-    bool unit_keys = true;                // which the bf16 bars are for
+    bool bf16 = true;                     // the bf16 bars are for unit keys that differ
     bool decays_at_once = false;          // next to nothing reaches the next token
 };
 [[nodiscard]] const std::vector<GdnRegime>& gdn_regimes();
@@ -34,6 +34,7 @@ struct FusedCase {
 [[nodiscard]] GdnCase strided(const GdnCase& gdn_case);
 
 /// 1e-5, or 1e-4 where the log decays of 32 tokens in a row of a segment sum to less than -100.
-[[nodiscard]] double fused_fp32_bar(const GdnCase& gdn_case);
+/// Correlated keys: 1e-5.
+[[nodiscard]] double fused_fp32_bar(const FusedCase& problem);
 
 }  // namespace hybridcp::test

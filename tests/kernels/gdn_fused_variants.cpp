@@ -34,12 +34,12 @@ std::vector<FusedVariant> fused_bf16_variants() {
         for (const auto& [name, kernels] :
              {std::pair{"emulated_bf16", &emulated_bf16::gdn_kernels},
               std::pair{"emulated_tiles", &emulated_tiles::gdn_kernels}}) {
-            variants.push_back({name, [make_kernels = kernels](const GdnCase& gdn_case) {
-                                    return gdn::make_fused_call(
-                                        gdn::make_problem(gdn_case.inputs, gdn_case.offsets,
-                                                          gdn_case.options),
-                                        make_kernels());
-                                }});
+            variants.push_back(
+                {name, [make_kernels = kernels](const GdnCase& gdn_case) {
+                     return gdn::make_fused_call(
+                         gdn::make_problem(gdn_case.inputs, gdn_case.offsets, gdn_case.options),
+                         make_kernels());
+                 }});
         }
     }
 #endif

@@ -61,8 +61,8 @@ void split_extreme_rows(const GdnCase& gdn_case, Tensors& tensors);
 [[nodiscard]] double worst_head_error(const at::Tensor& x, const at::Tensor& reference);
 
 /// The same of values that fp32 can hold with all digits (smaller ones count as zero), and over all
-/// heads together for dg and dbeta of a few tokens: by head they would be one or two numbers, of
-/// which some cancel to nothing.
+/// heads together for rows of a few tokens: a head's would be a few numbers, of which some cancel
+/// to nothing.
 [[nodiscard]] double generated_error(const at::Tensor& x, const at::Tensor& reference);
 
 /// Fails the current test if a tensor of `expected` is missing in `actual` or off by more than its
