@@ -9,8 +9,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::int64_t kChunkSize = 64;
-
 Tensor rounded(const Tensor& x) {
     return x.to(at::kBFloat16).to(at::kFloat);
 }
@@ -28,7 +26,17 @@ struct Chunk {
     Tensor gamma, to_end, total, decay;  // [C, 1], [C, 1], [], [C, C]
     Tensor H;                            // [K, V] at the start
     Tensor L, T, E, D, P;
+    bool like_kernels = false;
 };
+
+/// (I + L)^-1 x, or its transpose times x.
+Tensor solved(const Chunk& c, const Tensor& x, bool transposed) {
+    if (!c.like_kernels) {
+        return product(transposed ? c.T.t() : c.T, x);
+    }
+    const Tensor system = at::eye(c.L.size(0)) + c.L;
+    return at::linalg_solve_triangular(transposed ? system.t() : system, x, transposed);
+}
 
 /// Steps H to the end of the chunk; returns o.
 Tensor forward(Chunk& c, Tensor& H) {
@@ -47,7 +55,7 @@ Tensor forward(Chunk& c, Tensor& H) {
     const Tensor one = at::eye(b.size(0));
     c.T = at::linalg_solve_triangular(one + c.L, one, false);
     c.E = c.v - c.gamma * product(c.k, H);
-    c.D = product(c.T, c.beta * c.E);
+    c.D = solved(c, c.beta * c.E, false);
     c.P = c.scale * product(c.q, c.k.t()) * c.decay;
     H = c.total * H + product(c.k.t(), c.to_end * c.D);
     return c.scale * c.gamma * product(c.q, c.H) + product(c.P, c.D);
@@ -60,7 +68,7 @@ struct ChunkGradients {
 /// Steps dH back to the start of the chunk.
 ChunkGradients backward(const Chunk& c, Tensor& dH) {
     const Tensor dD = product(c.P.t(), c.d_o) + c.to_end * product(c.k, dH);
-    const Tensor dR = product(c.T.t(), dD);
+    const Tensor dR = solved(c, dD, true);
     const Tensor dE = c.beta * dR;
     const Tensor dP = c.scale * product(c.d_o, c.D.t()) * c.decay;
     const Tensor dL = -product(dR, c.D.t()).tril(-1);
@@ -83,13 +91,18 @@ ChunkGradients backward(const Chunk& c, Tensor& dH) {
     result.dk = dk_write + dk_read + product(dP.t(), c.q) + product(dN + dN.t(), c.k);
     result.dv = dE;
     result.dbeta = dot(dR, c.E) + (dL * product(c.k, c.k.t()) * c.decay).sum(-1, true);
-    dH = c.total * dH + c.scale * product((c.gamma * c.q).t(), c.d_o) -
-         product(c.k.t(), c.gamma * dE);
+    const Tensor read = c.like_kernels ? product(c.q.t(), c.scale * c.gamma * c.d_o)
+                                       : c.scale * product((c.gamma * c.q).t(), c.d_o);
+    dH = c.total * dH + read - product(c.k.t(), c.gamma * dE);
     return result;
 }
 
 /// Adds the gradient of one segment and value head into `sums`.
-void run_segment(const GdnCase& gdn_case, std::int64_t segment, std::int64_t head, Tensors& sums) {
+void run_segment(const GdnCase& gdn_case,
+                 const EmulationOptions& options,
+                 std::int64_t segment,
+                 std::int64_t head,
+                 Tensors& sums) {
     const GdnInputs& in = gdn_case.inputs;
     const std::int64_t key_head = head / (in.v.size(1) / in.q.size(1));
     const std::int64_t end = gdn_case.offsets[static_cast<std::size_t>(segment) + 1];
@@ -97,12 +110,12 @@ void run_segment(const GdnCase& gdn_case, std::int64_t segment, std::int64_t hea
     std::vector<Chunk> chunks;
     const auto first = gdn_case.offsets[static_cast<std::size_t>(segment)];
     const auto rows_of = [&](std::size_t i) {
-        const std::int64_t begin = first + static_cast<std::int64_t>(i) * kChunkSize;
+        const std::int64_t begin = first + static_cast<std::int64_t>(i) * options.chunk_size;
         return [=](const Tensor& x, std::int64_t h) {
-            return x.narrow(0, begin, std::min(kChunkSize, end - begin)).select(1, h);
+            return x.narrow(0, begin, std::min(options.chunk_size, end - begin)).select(1, h);
         };
     };
-    for (std::size_t i = 0; first + static_cast<std::int64_t>(i) * kChunkSize < end; ++i) {
+    for (std::size_t i = 0; first + static_cast<std::int64_t>(i) * options.chunk_size < end; ++i) {
         const auto rows = rows_of(i);
         Chunk c;
         c.q = rows(sums.at("q_unit"), key_head);
@@ -110,8 +123,11 @@ void run_segment(const GdnCase& gdn_case, std::int64_t segment, std::int64_t hea
         c.v = rows(in.v, head).to(at::kFloat);
         c.g = rows(in.g, head).unsqueeze(1);
         c.beta = rows(in.beta, head).to(at::kFloat).unsqueeze(1);
-        c.d_o = rows(gdn_case.d_o, head).to(at::kFloat);
-        c.scale = 1.0 / std::sqrt(static_cast<double>(in.q.size(2)));
+        c.d_o =
+            gdn_case.d_o.defined() ? rows(gdn_case.d_o, head).to(at::kFloat) : at::zeros_like(c.v);
+        c.scale =
+            gdn_case.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
+        c.like_kernels = options.like_kernels;
         rows(sums.at("o"), head).copy_(forward(c, H));
         chunks.push_back(c);
     }
@@ -131,7 +147,7 @@ void run_segment(const GdnCase& gdn_case, std::int64_t segment, std::int64_t hea
 
 }  // namespace
 
-Tensors bf16_emulation(const GdnCase& gdn_case) {
+Tensors bf16_emulation(const GdnCase& gdn_case, const EmulationOptions& options) {
     const GdnInputs& in = gdn_case.inputs;
     const auto zeros = [](const Tensor& x) { return at::zeros(x.sizes(), at::kFloat); };
     const std::vector<std::int64_t> states = {
@@ -155,7 +171,7 @@ Tensors bf16_emulation(const GdnCase& gdn_case) {
     }
     for (std::int64_t segment = 0; segment < states[0]; ++segment) {
         for (std::int64_t head = 0; head < states[1]; ++head) {
-            run_segment(gdn_case, segment, head, sums);
+            run_segment(gdn_case, options, segment, head, sums);
         }
     }
     for (const std::string name : {"q", "k"}) {
@@ -170,6 +186,24 @@ Tensors bf16_emulation(const GdnCase& gdn_case) {
         sums.at(name) = rounded(sums.at(name));
     }
     return sums;
+}
+
+std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case,
+                                             const Tensors& expected,
+                                             double (*error)(const Tensor& x,
+                                                             const Tensor& reference)) {
+    // With few tokens dg is a handful of numbers, whose error depends by luck on where chunks are
+    // cut: one emulation alone would be a matter of luck too.
+    std::map<std::string, double> errors;
+    for (const EmulationOptions& options :
+         {EmulationOptions{}, EmulationOptions{.chunk_size = 32, .like_kernels = true}}) {
+        Tensors emulation = bf16_emulation(gdn_case, options);
+        split_extreme_rows(gdn_case, emulation);
+        for (const auto& [name, reference] : expected) {
+            errors[name] = std::max(errors[name], error(emulation.at(name), reference));
+        }
+    }
+    return errors;
 }
 
 }  // namespace hybridcp::test

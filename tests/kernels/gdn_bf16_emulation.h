@@ -7,7 +7,21 @@
 
 namespace hybridcp::test {
 
+struct EmulationOptions {
+    std::int64_t chunk_size = 64;
+    /// The triangular system is solved in fp32 for its right-hand side, instead of multiplying by
+    /// its inverse rounded to bf16; factors of rows go to d_o instead of q.
+    bool like_kernels = false;
+};
+
 /// Outputs and gradients as run_all names them, outputs and dq, dk, dv, dbeta rounded to bf16.
-[[nodiscard]] Tensors bf16_emulation(const GdnCase& gdn_case);
+[[nodiscard]] Tensors bf16_emulation(const GdnCase& gdn_case, const EmulationOptions& options = {});
+
+/// The yardstick of the 1.5 times rule: per tensor of `expected`, the larger error of two
+/// honest emulations, 64 rows with the rounded inverse and 32 rows like the kernels.
+[[nodiscard]] std::map<std::string, double> bf16_yardstick(
+    const GdnCase& gdn_case,
+    const Tensors& expected,
+    double (*error)(const at::Tensor& x, const at::Tensor& reference) = worst_head_error);
 
 }  // namespace hybridcp::test

@@ -1,9 +1,11 @@
-// Eager on bf16 inputs against the golden float32 values: the bars of the golden README, section 8,
-// by head, and at most 1.5 times the error of a plain bf16 emulation of the chunkwise formulas.
+// Eager and the fused kernels on bf16 inputs against the golden float32 values: the bars of the
+// golden README, section 8, by head, and at most 1.5 times the error of a plain bf16 emulation of
+// the chunkwise formulas.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "kernels/gdn_bf16_emulation.h"
+#include "kernels/gdn_fused_variants.h"
 #include "kernels/gdn_support.h"
 
 namespace hybridcp::test {
@@ -25,25 +27,28 @@ class GdnBf16 : public testing::TestWithParam<std::string> {};
 
 TEST_P(GdnBf16, WithinBarsAndTheEmulation) {
     const GdnCase gdn_case = with_dtype(golden_case(GetParam()), at::kBFloat16);
-    Tensors actual = run_all(GdnBackend::kEager, gdn_case);
-    Tensors emulation = bf16_emulation(gdn_case);
     Tensors expected = gdn_case.expected;
-    for (Tensors* tensors : {&actual, &emulation, &expected}) {
-        split_extreme_rows(gdn_case, *tensors);
-    }
+    split_extreme_rows(gdn_case, expected);
     const auto bars = bars_of(GetParam());
-    expect_close(actual, expected, bars, bars.at(""));
-    for (const auto& [name, reference] : expected) {
+    const auto yardstick = bf16_yardstick(gdn_case, expected);
+    for (const auto& [name, error] : yardstick) {
         const auto bar = bars.contains(name) ? bars.at(name) : bars.at("");
         // The yardstick itself must be an honest one (in the case of one token, dg is a single
         // number).
-        EXPECT_LE(worst_head_error(emulation.at(name), reference), 2 * bar)
-            << "emulation of " << name;
+        EXPECT_LE(error, 2 * bar) << "emulation of " << name;
     }
-    for (const auto& [name, reference] : expected) {
-        EXPECT_LE(worst_head_error(actual.at(name), reference),
-                  1.5 * worst_head_error(emulation.at(name), reference))
-            << name;
+    const auto check = [&](const std::string& form, Tensors actual) {
+        SCOPED_TRACE(form);
+        split_extreme_rows(gdn_case, actual);
+        expect_close(actual, expected, bars, bars.at(""));
+        for (const auto& [name, reference] : expected) {
+            EXPECT_LE(worst_head_error(actual.at(name), reference), 1.5 * yardstick.at(name))
+                << name;
+        }
+    };
+    check("eager", run_all(GdnBackend::kEager, gdn_case));
+    for (const FusedVariant& variant : fused_bf16_variants()) {
+        check(variant.name, run_all(*variant.make_call(gdn_case), gdn_case));
     }
 }
 

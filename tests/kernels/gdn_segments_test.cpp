@@ -155,7 +155,8 @@ TEST_P(GdnSegments, GoldenSummaries) {
                                          cut_tensor.data_ptr<std::int64_t>() + cut_tensor.numel());
     expected.erase("seg.cuts");
     for (const auto& [backend, bar] :
-         {std::pair{GdnBackend::kReference, 1e-6}, std::pair{GdnBackend::kEager, 1e-5}}) {
+         {std::pair{GdnBackend::kReference, 1e-6}, std::pair{GdnBackend::kEager, 1e-5},
+          std::pair{GdnBackend::kFused, 1e-5}}) {
         const Chain chain = run_chain(backend, gdn_case, cuts);
         expect_close_by_segment(golden_summaries(chain, cuts, gdn_case.S_start.defined()), expected,
                                 bar);
@@ -175,8 +176,9 @@ TEST(GdnSegmentChain, CutsInsideChunksComposeToTheWhole) {
     const std::vector<std::vector<std::int64_t>> cut_lists = {
         {0, 230}, {0, 50, 230}, {0, 1, 65, 66, 101, 150, 229, 230}, {0, 64, 128, 192, 230}};
     for (const auto& cuts : cut_lists) {
-        for (const GdnBackend backend : {GdnBackend::kReference, GdnBackend::kEager}) {
-            const double bar = backend == GdnBackend::kEager ? 1e-5 : 1e-6;
+        for (const GdnBackend backend :
+             {GdnBackend::kReference, GdnBackend::kEager, GdnBackend::kFused}) {
+            const double bar = backend == GdnBackend::kReference ? 1e-6 : 1e-5;
             const Chain chain = run_chain(backend, gdn_case, cuts);
             expect_consistent(chain, bar);
             expect_close(of_documents(chain), whole, {}, bar);

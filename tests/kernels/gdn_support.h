@@ -50,6 +50,7 @@ struct GdnShape {
 
 /// Outputs and gradients of a case: o, S_end, dq, dk, dv, dg, dbeta, dS_start.
 [[nodiscard]] Tensors run_all(GdnBackend backend, const GdnCase& gdn_case);
+[[nodiscard]] Tensors run_all(GdnCall& call, const GdnCase& gdn_case);
 
 /// Moves the rows of dq and dk that belong to zero and tiny q and k (edge_values) out to tensors of
 /// their own: they are hundreds of times larger than the others and would hide them.
@@ -58,6 +59,11 @@ void split_extreme_rows(const GdnCase& gdn_case, Tensors& tensors);
 /// max over heads (dim 1) of |x - reference| / |reference|; infinite if x is not finite. A head
 /// whose reference is below 1e-4 of the largest head's may be off by 1e-6 of that one.
 [[nodiscard]] double worst_head_error(const at::Tensor& x, const at::Tensor& reference);
+
+/// The same of values that fp32 can hold with all digits (smaller ones count as zero), and over all
+/// heads together for rows of a few tokens: a head's would be a few numbers, of which some cancel
+/// to nothing.
+[[nodiscard]] double generated_error(const at::Tensor& x, const at::Tensor& reference);
 
 /// Fails the current test if a tensor of `expected` is missing in `actual` or off by more than its
 /// bar.
