@@ -35,7 +35,7 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
         const int row = i * sizes.key_row;
         const float* q_reads = scratch.reads + row;
         const float* k_reads = scratch.reads + (keys.rows + i) * sizes.key_row;
-        Vec through_q = {}, through_k = {};
+        Vec through_q = {}, through_k = {}, rounded_off = {};
         for (int c = 0; c < sizes.keys; c += kLanes) {
             Vec dq = {}, erased = {}, dk = {};
             const Vec k = load(keys.k + row + c);
@@ -48,10 +48,12 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
             }
             through_q += dq * load(keys.q + row + c);
             through_k += erased * k;
+            rounded_off += dk * (k - load(keys.k_rows + i * keys.element_row(sizes) + c));
             store(sums.dq + row + c, load(sums.dq + row + c) + dq);
             store(sums.dk + row + c, load(sums.dk + row + c) + (dk - head.beta[i] * erased));
         }
         const float erased = sum_lanes(through_k);
+        scratch.after[i] += sum_lanes(rounded_off);  // z was made with the rounded k
         scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
         dbeta[i] = dot(scratch.solved + i * sizes.value_row, scratch.values + i * sizes.value_row,
                        sizes.values) -
@@ -111,17 +113,20 @@ HCP_STAGE void sum_log_decay_gradient(const GdnProblemView& problem,
                                       const GdnView& dg,
                                       std::int64_t token,
                                       std::int64_t head) {
-    double before = through;
+    // Sums over the tokens before each, kept: taking them away again would cancel where all else is
+    // 0.
+    double before[kMostChunkTokens];
+    double sum = through;
     for (int t = 0; t < keys.count; ++t) {
-        before += scratch.after[t];
+        before[t] = sum;
+        sum += scratch.after[t];
     }
     double crossing = 0;
     for (int t = keys.count - 1; t >= 0; --t) {
         crossing += scratch.crossing[t] + (scratch.row_sums[t] - scratch.column_sums[t]);
-        before -= scratch.after[t];
         const bool reset = *at_token<const float>(problem.g, token + t, head) < kLowestLogDecay;
         *at_token<float>(dg, token + t, head) =
-            reset ? 0.0F : static_cast<float>(crossing + before);
+            reset ? 0.0F : static_cast<float>(crossing + before[t]);
     }
 }
 

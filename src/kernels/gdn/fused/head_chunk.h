@@ -47,8 +47,8 @@ struct HeadChunk {
               const KeyChunk<Engine>& keys,
               std::int64_t head,
               std::int64_t token) {
-        alignas(64) double b[kMostTokens];
-        alignas(64) float sums[kMostTokens], remaining[kMostTokens];
+        alignas(64) double b[kMostChunkTokens];
+        alignas(64) float sums[kMostChunkTokens], remaining[kMostChunkTokens];
         double sum = 0;
         for (int i = 0; i < keys.rows; ++i) {
             beta[i] = 0;
@@ -72,8 +72,6 @@ struct HeadChunk {
     }
 
   private:
-    static constexpr int kMostTokens = 64;
-
     template <typename Engine>
     __attribute__((noinline)) void fill_squares(const ChunkSizes& sizes,
                                                 const KeyChunk<Engine>& keys,

@@ -115,15 +115,13 @@ struct KeyChunk {
     }
 
     __attribute__((noinline)) void pack_tokens(const ChunkSizes& sizes) {
-        alignas(64) float ones[kLargestChunk * 2];
+        alignas(64) float ones[kMostChunkTokens * 2];
         for (float& one : ones) {
             one = 1.0F;
         }
         pack_rows_as_depth<Engine>(q, sizes.key_row, ones, 2 * rows, sizes.keys, tokens,
                                    tokens_panel());
     }
-
-    static constexpr int kLargestChunk = 64;
 };
 
 }  // namespace hybridcp::HCP_ISA

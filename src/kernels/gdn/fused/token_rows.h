@@ -6,6 +6,8 @@
 
 namespace hybridcp::HCP_ISA {
 
+inline constexpr int kMostChunkTokens = 64;
+
 /// Sizes of a task, head dims filled up to whole panels.
 struct ChunkSizes {
     int tokens;     // C
