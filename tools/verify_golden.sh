@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Every golden file that this build can check: operators (reference, eager fp32 and bf16), models on 1, 2, 3, 4, 5 and 8
-# ranks in every mode and every layout, and the trajectories. One line a command; exit status 1 if any fails.
+# Every golden file that this build can check: operators (reference, eager and fused, fp32 and bf16), models on 1, 2, 3, 4, 5
+# and 8 ranks in every mode and every layout, and the trajectories. One line a command; exit status 1 if any fails.
+# BACKEND=fused runs the models and trajectories with it (eager by default).
 #   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|layouts|trajectories ...]
 set -uo pipefail
 
 readonly kHcp=${1:?the hcp program, build/hcp}
 readonly kGolden=${2:?the golden folder, tests/golden}
+readonly kBackend=train.accelerator.linear_attention_gdn_backend=${BACKEND:-eager}
 shift 2
 parts=("$@")
 [[ ${#parts[@]} -gt 0 ]] || parts=(ops models layouts trajectories)
@@ -34,9 +36,11 @@ verify_ops() {
     op=$(basename "$folder")
     expect 0 "op $op reference" "$kHcp" verify op "$op" "$folder"*.safetensors --backend reference
     expect 0 "op $op eager fp32" "$kHcp" verify op "$op" "$folder"*.safetensors
+    expect 0 "op $op fused fp32" "$kHcp" verify op "$op" "$folder"*.safetensors --backend fused
     case $op in  # the operators that have bars in bf16
     gdn | conv1d | gated_rmsnorm | rmsnorm_zero_centered)
       expect 0 "op $op eager bf16" "$kHcp" verify op "$op" "$folder"*.safetensors --dtype bf16
+      expect 0 "op $op fused bf16" "$kHcp" verify op "$op" "$folder"*.safetensors --dtype bf16 --backend fused
       ;;
     esac
   done
@@ -55,7 +59,8 @@ verify_model_case() {
   local query_heads value_heads
   query_heads=$(json_field "$model/config.json" num_attention_heads)
   value_heads=$(json_field "$model/config.json" linear_num_value_heads)
-  local case=("$kHcp" verify model "$model" --batch "$batch" --expected "${batch%batch.safetensors}expected.safetensors")
+  local case=("$kHcp" verify model "$model" --batch "$batch" --expected "${batch%batch.safetensors}expected.safetensors"
+    "$kBackend")
   expect 0 "$name 1 rank" "${case[@]}"
   for ranks in 2 3 4 5 8; do
     for mode in p2p all_gather ulysses; do
@@ -101,7 +106,7 @@ verify_layouts() {
             wanted=0
             [[ $mode == ulysses && $(($(json_field "$kGolden/models/$model/config.json" linear_num_value_heads) % ranks)) -ne 0 ]] &&
               wanted=2
-            local words=(train.accelerator.sequence_layout="${way%:*}" train.accelerator.layout_cut=$cut)
+            local words=("$kBackend" train.accelerator.sequence_layout="${way%:*}" train.accelerator.layout_cut=$cut)
             [[ $way != *:native ]] &&
               words+=(train.accelerator.linear_attention_layout=convert train.accelerator.convert_to="${way#*:}")
             expect $wanted "$name $ranks ranks, $mode, $way by $cut, full $full" "$kHcp" verify model \
@@ -120,7 +125,7 @@ verify_trajectories() {
   local modes=(train.accelerator.linear_attention_cp_mode=p2p train.accelerator.full_attention_cp_mode=all_gather)
   for folder in "$kGolden"/trajectories/*/; do
     name=$(basename "$folder")
-    run=("$kHcp" verify trajectory "${folder%/}" --model "$kGolden/models/$name")
+    run=("$kHcp" verify trajectory "${folder%/}" --model "$kGolden/models/$name" "$kBackend")
     expect 0 "trajectory $name 1 rank" "${run[@]}"
     expect 0 "trajectory $name cp 4" "${run[@]}" --nproc 4 train.accelerator.cp=4 "${modes[@]}"
     expect 0 "trajectory $name cp 4, ulysses" "${run[@]}" --nproc 4 train.accelerator.cp=4
