@@ -53,10 +53,10 @@ struct GdnInputs {
 struct GdnOptions {
     bool use_qk_l2norm = true;
     std::optional<double> scale = std::nullopt;  // K^-1/2 when not given; 0 is 0
-    std::int64_t chunk_size = 64;                // eager only
+    std::int64_t chunk_size = 64;                // eager only; fused has its own
     /// Summaries leave out tokens whose effect on the other end of the segment is below
-    /// exp(summary_floor), which holds for keys of unit length and beta in [0, 2]. eager on the CPU
-    /// only, and only with use_qk_l2norm; kExactSummary, which changes no bit, when not given.
+    /// exp(summary_floor), which holds for keys of unit length and beta in [0, 2]. eager and fused
+    /// on the CPU, with use_qk_l2norm only; kExactSummary, which changes no bit, when not given.
     /// kFastSummary is under the rounding of fp32 next to a state.
     std::optional<double> summary_floor = std::nullopt;
     static constexpr double kFastSummary = -25.0;
