@@ -160,7 +160,7 @@ class FusedCall final : public GdnCall {
     [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         check_optional_shape(dS_end, "dS_end", state_shape());
-        HCP_CHECK(checkpoints_.defined(), "gdn: backward needs forward first{}", "");
+        HCP_CHECK(checkpoints_.defined(), "gdn: backward needs forward first");
         GdnGradients result{.dq = at::empty(q_.sizes(), q_.options()),
                             .dk = at::empty(k_.sizes(), k_.options()),
                             .dv = at::empty(v_.sizes(), v_.options()),

@@ -1,4 +1,4 @@
-// From rows of fp32 to the operands of products (simd_engine.h, amx_engine.h), and transposes.
+// From rows of fp32 to the operands of products (simd_engine.h, tile_engine.h), and transposes.
 #pragma once
 
 #include "kernels/gdn/fused/transpose.h"
