@@ -14,13 +14,11 @@ namespace hybridcp {
 
 namespace {
 
-/// The words that a key accepts: those that work, then those that the design names and this build
-/// lacks.
+/// The words that a key accepts.
 struct Choice {
     std::string_view key;
     std::string_view value;
-    std::span<const std::string_view> built;
-    std::span<const std::string_view> planned;
+    std::span<const std::string_view> known;
 };
 
 constexpr std::array<std::string_view, 2> kDevices{"cpu", "cuda"};
@@ -40,21 +38,15 @@ Support refuse(std::string rule, std::string nearest) {
 }
 
 Support check_choice(const Choice& choice) {
-    for (const std::string_view word : choice.built) {
+    for (const std::string_view word : choice.known) {
         if (word == choice.value) {
             return {};
         }
     }
-    for (const std::string_view word : choice.planned) {
-        if (word == choice.value) {
-            return refuse(fmt::format("{}: {} is not built yet", choice.key, choice.value),
-                          fmt::format("{}: {}", choice.key, choice.built.front()));
-        }
-    }
     return refuse(
         fmt::format("{}: {} is unknown (known: {})", choice.key, choice.value,
-                    fmt::join(choice.built, ", ")),
-        fmt::format("{}: {}", choice.key, nearest_word(std::string(choice.value), choice.built)));
+                    fmt::join(choice.known, ", ")),
+        fmt::format("{}: {}", choice.key, nearest_word(std::string(choice.value), choice.known)));
 }
 
 Support check_words(const ParallelOptions& options, const std::string& dtype) {
@@ -63,16 +55,16 @@ Support check_words(const ParallelOptions& options, const std::string& dtype) {
                       "linear_attention_gdn_backend: fused");
     }
     const std::array<Choice, 10> choices{{
-        {"device", options.device, kDevices, {}},
-        {"dtype", dtype, kDtypes, {}},
-        {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes, {}},
-        {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes, {}},
-        {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends, {}},
-        {"linear_attention_summary", options.linear_attention_summary, kSummaries, {}},
-        {"sequence_layout", options.sequence_layout, kLayouts, {}},
-        {"layout_cut", options.layout_cut, kCuts, {}},
-        {"linear_attention_layout", options.linear_attention_layout, kLinearLayouts, {}},
-        {"convert_to", options.convert_to, kConversions, {}},
+        {"device", options.device, kDevices},
+        {"dtype", dtype, kDtypes},
+        {"full_attention_cp_mode", options.full_attention_cp_mode, kFullModes},
+        {"linear_attention_cp_mode", options.linear_attention_cp_mode, kLinearModes},
+        {"linear_attention_gdn_backend", options.linear_attention_gdn_backend, kBackends},
+        {"linear_attention_summary", options.linear_attention_summary, kSummaries},
+        {"sequence_layout", options.sequence_layout, kLayouts},
+        {"layout_cut", options.layout_cut, kCuts},
+        {"linear_attention_layout", options.linear_attention_layout, kLinearLayouts},
+        {"convert_to", options.convert_to, kConversions},
     }};
     for (const Choice& choice : choices) {
         if (Support support = check_choice(choice); !support.supported) {
