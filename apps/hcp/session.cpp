@@ -30,6 +30,7 @@ Session::Session(const LaunchEnvironment& environment,
                                .world_size = environment.world_size,
                                .dp = options.dp,
                                .cp = options.cp,
+                               .shard_size = shard_size(options),
                                .device = options.device,
                                .timeout = timeout,
                                .liveness = liveness_});

@@ -9,8 +9,7 @@
 #include "hcp/report.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
-#include "train/optimizer.h"
-#include "train/step.h"
+#include "train/trained_model.h"
 
 namespace hybridcp::cli {
 
@@ -100,29 +99,39 @@ std::vector<TokenBatch> batches_of_step(const Recording& recording,
     return {batch_from_rows(own_rows(0), own_rows(1))};
 }
 
+using Parameters = std::map<std::string, at::Tensor>;  // fp64
+
+/// Comm: sharded parameters are gathered, on every rank.
+Parameters copy_parameters(TrainedModel& trained) {
+    Parameters copies;
+    trained.for_each_parameter([&](const NamedParameter& parameter) {
+        copies[parameter.name] =
+            parameter.value.detach().to(at::kCPU, at::kDouble, false, /*copy=*/true);
+    });
+    return copies;
+}
+
 struct Trace {
     std::vector<double> loss, ce_loss, grad_norm, lr;
     std::vector<double> aux_loss = {};  // of a model with experts
 };
 
 Trace train(const Recording& recording,
-            const HybridModel& model,
+            TrainedModel& trained,
             const Parallel& parallel,
             const Mesh& mesh) {
-    AdamW optimizer(model.parameters(), recording.optimizer);
     Trace trace;
     for (std::int64_t step = 0; step < recording.steps; ++step) {
         mesh.set_step(step);
         const auto batches = batches_of_step(recording, step, *mesh.dp);
-        const StepLoss loss = forward_backward(model, batches, parallel, mesh);
+        const StepLoss loss = trained.forward_backward(batches, parallel);
         trace.loss.push_back(loss.loss);
         trace.ce_loss.push_back(loss.ce_loss);
         if (loss.aux_loss) {
             trace.aux_loss.push_back(*loss.aux_loss);
         }
-        trace.grad_norm.push_back(clip_gradients(model.parameters(), recording.grad_clip));
         trace.lr.push_back(learning_rate_at(recording.schedule, step));
-        optimizer.step(trace.lr.back());
+        trace.grad_norm.push_back(trained.update(trace.lr.back(), recording.grad_clip));
     }
     return trace;
 }
@@ -160,25 +169,24 @@ void add_losses(const Trace& trace, const SafetensorsFile& file, Report& report)
 }
 
 /// |final - expected| / |expected - start|, of all parameters and of each.
-void add_final(const HybridModel& model,
-               const std::map<std::string, at::Tensor>& start,
-               const SafetensorsFile& final,
+void add_final(const Parameters& start,
+               const Parameters& final,
+               const SafetensorsFile& recorded,
                Report& report) {
     double all_error = 0.0;
     double all_movement = 0.0;
     double worst = 0.0;
     std::string worst_name;
-    for (const NamedParameter& parameter : model.parameters()) {
-        const at::Tensor expected = final.read(parameter.name).to(at::kDouble);
-        const at::Tensor value = parameter.value.detach().to(at::kCPU, at::kDouble);
+    for (const auto& [name, value] : final) {
+        const at::Tensor expected = recorded.read(name).to(at::kDouble);
         const double error = (value - expected).square().sum().item<double>();
-        const double movement = (start.at(parameter.name) - expected).square().sum().item<double>();
+        const double movement = (start.at(name) - expected).square().sum().item<double>();
         all_error += error;
         all_movement += movement;
         const double ratio = std::sqrt(error / movement);
         if (!(ratio <= worst)) {
             worst = ratio;
-            worst_name = parameter.name;
+            worst_name = name;
         }
     }
     report.add({.tensor = "final parameters, all",
@@ -214,18 +222,19 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
     const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
     const SafetensorsFile trace_file(file_in(options.folder, "trace.safetensors"));
     const SafetensorsFile final_file(file_in(options.folder, "final.safetensors"));
-    HybridModel model(config, load_parameters(options.model_folder, config, accelerator.device),
-                      at::kFloat);
-    model.gdn_chunk_size = recipe.train.gdn_chunk_size;
-    std::map<std::string, at::Tensor> start;
-    for (const NamedParameter& parameter : model.parameters()) {
-        start[parameter.name] =
-            parameter.value.detach().to(at::kCPU, at::kDouble, false, /*copy=*/true);
-    }
+    const auto source = stored_parameters(options.model_folder, config);
 
     Session session(environment, accelerator,
                     std::chrono::seconds(recipe.train.comm_timeout_seconds));
-    const Trace trace = train(recording, model, parallel, session.mesh());
+    TrainedModel trained({.config = config,
+                          .gdn_chunk_size = recipe.train.gdn_chunk_size,
+                          .optimizer = recording.optimizer,
+                          .sharded = parallel.fsdp,
+                          .prefetch = parallel.fsdp_prefetch},
+                         *source, session.mesh());
+    const Parameters start = copy_parameters(trained);
+    const Trace trace = train(recording, trained, parallel, session.mesh());
+    const Parameters final = copy_parameters(trained);
     return session.conclude([&] {
         Report report(
             fmt::format("{}, {} steps: {}", options.folder, recording.steps, describe_run(recipe)));
@@ -233,7 +242,7 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
         add_curve("grad_norm", trace.grad_norm, trace_file.read("grad_norm"), kGradientNormBar,
                   true, report);
         add_curve("lr", trace.lr, trace_file.read("lr"), kRateBar, true, report);
-        add_final(model, start, final_file, report);
+        add_final(start, final, final_file, report);
         report.add_note(fmt::format("loss {:.4f} at the first step, {:.4f} at the last",
                                     trace.loss.front(), trace.loss.back()));
         return finish_reports({report}, options.report_path);

@@ -96,6 +96,16 @@ class Group {
                                         const at::Tensor& rows,
                                         const std::vector<std::int64_t>& send_rows,
                                         const std::vector<std::int64_t>& receive_rows);
+    /// all_gather into `into` [P, ...], which is valid after wait(). Collectives that are in flight
+    /// together must be started in the same order on all ranks.
+    [[nodiscard]] Pending start_all_gather(const std::string& op,
+                                           const at::Tensor& local,
+                                           const at::Tensor& into);
+    /// Adds to `sum` [...] fp32, in wait(), the sum over ranks of their parts[rank()]; the same
+    /// bits whatever the timing. parts [P, ...] fp32 must not change until then.
+    [[nodiscard]] Pending start_reduce_scatter(const std::string& op,
+                                               const at::Tensor& parts,
+                                               const at::Tensor& sum);
     /// In place.
     void all_reduce_sum(const std::string& op, at::Tensor& tensor);
     void all_reduce_max(const std::string& op, at::Tensor& tensor);
@@ -114,6 +124,11 @@ class Group {
     void check(const std::string& op, const Message& message) const;
     [[nodiscard]] Pending post(const std::string& op, const Message& message, bool is_send);
     void wait(const c10::intrusive_ptr<c10d::Work>& work, const Wait& what);
+    [[nodiscard]] static Pending done();  // nothing to wait for
+    template <typename Start>
+    [[nodiscard]] Pending start_collective(const std::string& op,
+                                           std::int64_t bytes,
+                                           const Start& start);
     template <typename Start>
     void collective(const std::string& op, std::int64_t bytes, const Start& start);
     void all_reduce(const std::string& op, at::Tensor& tensor, bool maximum);

@@ -15,13 +15,15 @@
 
 namespace hybridcp {
 
-struct CpContext;     // ops/context_parallel.h
-struct Sharded;       // ops/sharded.h
-struct RotaryTables;  // kernels/rotary/rotary.h
+struct CpContext;          // ops/context_parallel.h
+struct Sharded;            // ops/sharded.h
+struct RotaryTables;       // kernels/rotary/rotary.h
+class ParameterResidency;  // parameter_residency.h
 
 struct NamedParameter {
     std::string name;  // Hugging Face's, prefix `model.`
-    at::Tensor value;  // fp32 leaf that requires grad
+    at::Tensor
+        value;  // leaf that requires grad, fp32; sharded: in the compute dtype, of fp32 .grad
 };
 
 struct ForwardResult {
@@ -54,7 +56,7 @@ class HybridModel {
     [[nodiscard]] at::ScalarType compute_dtype() const { return compute_dtype_; }
     [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
     [[nodiscard]] const at::Tensor& parameter(const std::string& name) const;
-    /// lm_head.weight, or the embedding when tied, in fp32. [vocabulary, d]
+    /// lm_head.weight, or the embedding when tied, as it is kept. [vocabulary, d]
     [[nodiscard]] at::Tensor head_weight() const;
 
     /// token_ids: [T] int64, the local tokens in the plan's local order.
@@ -68,6 +70,8 @@ class HybridModel {
                                 std::int64_t layer,
                                 const CpContext& context) const;
     std::int64_t gdn_chunk_size = 64;
+    /// Told when weights are needed; null: they are always there. It must outlive backward passes.
+    ParameterResidency* residency = nullptr;
 
   private:
     // The mixers of a layer, in the layout of x, which is that of the context's plan.
@@ -81,8 +85,8 @@ class HybridModel {
                             std::int64_t layer,
                             bool keep_router_logits,
                             ForwardResult& result) const;
-    at::Tensor weight(std::int64_t layer, const std::string& suffix) const;  // in the compute dtype
-    at::Tensor exact_weight(const std::string& name) const;  // in fp32 (fp64 in fp64)
+    at::Tensor weight(std::int64_t layer, const std::string& suffix) const;  // likewise
+    at::Tensor exact_weight(const std::string& name) const;  // as it is kept (fp64 in fp64)
 
     ModelConfig config_;
     std::vector<NamedParameter> parameters_;

@@ -21,7 +21,10 @@ struct ParallelOptions {
     int dp = 1;
     int cp = 1;
     int tp = 1;
-    bool fsdp = false;
+    bool fsdp = false;  // parameters, gradients and optimizer state sharded over dp x cp
+    std::optional<int> fsdp_shard_size =
+        std::nullopt;           // over so many consecutive ranks, replicated across; none: all
+    bool fsdp_prefetch = true;  // gather the next block's parameters ahead
     std::optional<int> ulysses_degree = std::nullopt;
     std::string full_attention_cp_mode = "ulysses";  // ulysses | all_gather | ring
     std::string linear_attention_cp_mode =
@@ -53,10 +56,16 @@ struct Support {
                                     const HeadCounts& heads,
                                     const std::string& dtype);
 
+/// Ranks that share the parameters among them; 1 without fsdp.
+[[nodiscard]] int shard_size(const ParallelOptions& options);
+
 /// The options once checked, as enumerations.
 struct Parallel {
     int dp = 1;
     int cp = 1;
+    bool fsdp = false;
+    int shard_size = 1;  // ranks that share the parameters among them; 1 without fsdp
+    bool fsdp_prefetch = true;
     LinearAttentionMode linear_attention_mode = LinearAttentionMode::kUlysses;
     FullAttentionMode full_attention_mode = FullAttentionMode::kUlysses;
     LinearAttentionBackend linear_attention_backend = LinearAttentionBackend::kEager;

@@ -24,16 +24,30 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 }  // namespace
 
 template <typename Start>
-void Group::collective(const std::string& op, std::int64_t bytes, const Start& start) {
-    const Wait what{.op = op, .bytes = bytes};
+Pending Group::start_collective(const std::string& op, std::int64_t bytes, const Start& start) {
+    auto transfer = std::make_unique<Pending::Transfer>();
+    transfer->group = this;
+    transfer->what = {.op = op, .bytes = bytes};
     recorder_.add(op, 1, bytes);
-    c10::intrusive_ptr<c10d::Work> work;
     try {
-        work = start();
+        transfer->work = start();
     } catch (const std::exception& error) {
-        fail(what, 0.0, cause_of(error));
+        fail(transfer->what, 0.0, cause_of(error));
     }
-    wait(work, what);
+    Pending pending;
+    pending.transfer_ = std::move(transfer);
+    return pending;
+}
+
+template <typename Start>
+void Group::collective(const std::string& op, std::int64_t bytes, const Start& start) {
+    start_collective(op, bytes, start).wait();
+}
+
+Pending Group::done() {
+    Pending pending;
+    pending.transfer_ = std::make_unique<Pending::Transfer>();
+    return pending;
 }
 
 at::Tensor Group::all_gather(const std::string& op, const at::Tensor& local) {
@@ -51,6 +65,58 @@ at::Tensor Group::all_gather(const std::string& op, const at::Tensor& local) {
                    [&] { return backend_->_allgather_base(into, from); });
     }
     return gathered;
+}
+
+Pending Group::start_all_gather(const std::string& op,
+                                const at::Tensor& local,
+                                const at::Tensor& into) {
+    HCP_CHECK(local.is_contiguous() && into.is_contiguous() &&
+                  into.numel() == size() * local.numel() && into.dtype() == local.dtype(),
+              "{}: the result must be contiguous and hold {} tensors like the local one", op,
+              size());
+    if (size() == 1 || local.numel() == 0) {
+        into.detach().view(-1).copy_(local.detach().view(-1));
+        return done();
+    }
+    at::Tensor target = as_bytes(into);
+    at::Tensor source = as_bytes(local);
+    Pending pending = start_collective(op, (size() - 1) * num_bytes(local),
+                                       [&] { return backend_->_allgather_base(target, source); });
+    pending.transfer_->tensors = {target, source};
+    return pending;
+}
+
+Pending Group::start_reduce_scatter(const std::string& op,
+                                    const at::Tensor& parts,
+                                    const at::Tensor& sum) {
+    HCP_CHECK(parts.is_contiguous() && sum.is_contiguous() && parts.size(0) == size() &&
+                  parts.numel() == size() * sum.numel() && parts.dtype() == at::kFloat &&
+                  sum.dtype() == at::kFloat,
+              "{}: the parts must be fp32, contiguous, and one like the sum for each rank", op);
+    if (size() == 1 || sum.numel() == 0) {
+        sum.detach().view(-1).add_(parts.detach().view(-1));
+        return done();
+    }
+    const std::int64_t bytes = (size() - 1) * num_bytes(sum);
+    at::Tensor source = parts.detach();
+    if (device_.is_cuda()) {
+        at::Tensor mine = at::empty_like(sum.detach());
+        Pending pending = start_collective(
+            op, bytes, [&] { return backend_->_reduce_scatter_base(mine, source); });
+        pending.transfer_->tensors = {source, mine};
+        pending.transfer_->then = [sum = sum.detach(), mine] { sum.add_(mine); };
+        return pending;
+    }
+    // Gloo's own reduce-scatter is an all-reduce of everything.
+    at::Tensor received = at::empty_like(source);
+    at::Tensor into = as_bytes(received);
+    at::Tensor from = as_bytes(source);
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), num_bytes(sum));
+    Pending pending = start_collective(
+        op, bytes, [&] { return backend_->alltoall_base(into, from, counts, counts); });
+    pending.transfer_->tensors = {into, from};
+    pending.transfer_->then = [sum = sum.detach(), received] { sum.add_(received.sum(0)); };
+    return pending;
 }
 
 at::Tensor Group::all_to_all(const std::string& op,

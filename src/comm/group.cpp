@@ -57,13 +57,6 @@ OpTraffic Recorder::of(const std::string& op) const {
     return found == traffic_.end() ? OpTraffic{} : found->second;
 }
 
-struct Pending::Transfer {
-    Group* group = nullptr;
-    c10::intrusive_ptr<c10d::Work> work;
-    at::Tensor tensor;
-    Group::Wait what;
-};
-
 Pending::Pending() = default;
 Pending::~Pending() = default;
 Pending::Pending(Pending&& other) noexcept = default;
@@ -72,7 +65,12 @@ Pending& Pending::operator=(Pending&& other) noexcept = default;
 void Pending::wait() {
     HCP_CHECK(transfer_ != nullptr, "a transfer can be waited for once, after it was posted");
     const std::unique_ptr<Transfer> transfer = std::move(transfer_);
-    transfer->group->wait(transfer->work, transfer->what);
+    if (transfer->work) {
+        transfer->group->wait(transfer->work, transfer->what);
+    }
+    if (transfer->then) {
+        transfer->then();
+    }
 }
 
 Group::Group(GroupOptions options)
@@ -172,13 +170,12 @@ Pending Group::post(const std::string& op, const Message& message, bool is_send)
 
     auto transfer = std::make_unique<Pending::Transfer>();
     transfer->group = this;
-    transfer->tensor = message.tensor.detach();
+    transfer->tensors = {message.tensor.detach()};
     transfer->what = {
-        .op = op, .bytes = num_bytes(transfer->tensor), .peer = peer, .is_send = is_send};
-    std::vector<at::Tensor> tensors{transfer->tensor};
+        .op = op, .bytes = num_bytes(message.tensor), .peer = peer, .is_send = is_send};
     try {
-        transfer->work =
-            is_send ? backend_->send(tensors, peer, tag) : backend_->recv(tensors, peer, tag);
+        transfer->work = is_send ? backend_->send(transfer->tensors, peer, tag)
+                                 : backend_->recv(transfer->tensors, peer, tag);
     } catch (const std::exception& error) {
         fail(transfer->what, 0.0, cause_of(error));
     }

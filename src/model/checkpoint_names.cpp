@@ -129,6 +129,17 @@ std::string layer_parameter_name(std::int64_t layer, const std::string& suffix) 
     return fmt::format("model.layers.{}.{}", layer, suffix);
 }
 
+std::optional<std::int64_t> layer_of_parameter(const std::string& name) {
+    constexpr std::string_view prefix = "model.layers.";
+    std::int64_t layer = 0;
+    const char* begin = name.data() + prefix.size();
+    if (!name.starts_with(prefix) ||
+        std::from_chars(begin, name.data() + name.size(), layer).ec != std::errc{}) {
+        return std::nullopt;
+    }
+    return layer;
+}
+
 std::vector<ParameterShape> parameter_shapes(const ModelConfig& config) {
     const std::int64_t d = config.hidden_size;
     Shapes shapes{{kEmbeddingName, {config.vocab_size, d}}};

@@ -37,6 +37,9 @@ struct CheckpointName {
 /// Name of a parameter of one decoder layer, e.g. (3, "mlp.up_proj.weight").
 [[nodiscard]] std::string layer_parameter_name(std::int64_t layer, const std::string& suffix);
 
+/// The layer of such a name; nothing for the embedding, the final norm and the head.
+[[nodiscard]] std::optional<std::int64_t> layer_of_parameter(const std::string& name);
+
 inline constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
 inline constexpr const char* kFinalNormName = "model.norm.weight";
 inline constexpr const char* kHeadName = "lm_head.weight";

@@ -1,7 +1,6 @@
 // Legend: T local tokens, d hidden, Hk/Hv GDN key and value heads, K/V their dims, Hq/Hkv attention
 // heads, D head dim.
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/sigmoid.h>
 #include <fmt/ranges.h>
@@ -10,6 +9,7 @@
 
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/gdn/gate.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
@@ -54,8 +54,9 @@ HybridModel::HybridModel(ModelConfig config,
         HCP_CHECK_EQ(name, expected[i].name, "parameter {} of the model", i);
         HCP_CHECK(value.sizes() == at::IntArrayRef(expected[i].shape),
                   "parameter {} must have shape [{}]", name, fmt::join(expected[i].shape, ", "));
-        HCP_CHECK(value.scalar_type() == at::kFloat && value.is_leaf(),
-                  "parameter {} must be an fp32 leaf", name);
+        HCP_CHECK(value.is_leaf() &&
+                      (value.scalar_type() == at::kFloat || value.scalar_type() == compute_dtype),
+                  "parameter {} must be a leaf in fp32 or the compute dtype", name);
         index_by_name_.emplace(name, i);
     }
 }
@@ -68,10 +69,11 @@ const at::Tensor& HybridModel::parameter(const std::string& name) const {
     return parameters_[found->second].value;
 }
 
-// Weights enter the kernels in fp32 (fp64 in fp64), which round them at use and sum their gradients
-// unrounded.
+// Weights enter the kernels as they are kept (in fp64 for fp64), which round them at use and sum
+// their gradients unrounded.
 at::Tensor HybridModel::exact_weight(const std::string& name) const {
-    return parameter(name).to(compute_dtype_ == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor& value = parameter(name);
+    return compute_dtype_ == at::kDouble ? value.to(at::kDouble) : value;
 }
 
 at::Tensor HybridModel::head_weight() const {
@@ -182,7 +184,8 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
     check_token_ids(token_ids, *context.plan, config_.vocab_size);
     // The stream between layers stays in fp32: what a layer adds is rounded, their sum is not.
     const LayoutTag stream_layout = context.plan->tag;
-    Sharded hidden{at::embedding(exact_weight(kEmbeddingName), token_ids), stream_layout};
+    Sharded hidden{embed_tokens(exact_weight(kEmbeddingName), token_ids, compute_dtype_),
+                   stream_layout};
     const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
                                                    config_.rope_theta, compute_dtype_);
     ForwardResult result;

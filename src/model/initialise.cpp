@@ -3,7 +3,11 @@
 // nor on the rank.
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <functional>
+#include <numeric>
+
 #include "hybridcp/model.h"
+#include "model/parameter_source.h"
 
 namespace hybridcp {
 
@@ -37,19 +41,51 @@ void fill_parameter(at::Tensor& value,
     }
 }
 
+class RandomParameters final : public ParameterSource {
+  public:
+    RandomParameters(double initializer_range, std::uint64_t seed)
+        : initializer_range_(initializer_range), seed_(seed) {}
+
+    [[nodiscard]] at::Tensor read(const ParameterShape& parameter,
+                                  std::int64_t begin,
+                                  std::int64_t count) const override {
+        at::Tensor value = at::empty(parameter.shape, at::TensorOptions().dtype(at::kFloat));
+        fill_parameter(value, parameter.name, initializer_range_, seed_);
+        // A copy, so that the whole does not live on with its part.
+        return count == value.numel() ? value.view({-1})
+                                      : value.view({-1}).narrow(0, begin, count).clone();
+    }
+
+  private:
+    double initializer_range_;
+    std::uint64_t seed_;
+};
+
 }  // namespace
+
+std::unique_ptr<ParameterSource> random_parameters(const ModelConfig& config, std::uint64_t seed) {
+    return std::make_unique<RandomParameters>(config.initializer_range, seed);
+}
+
+std::vector<NamedParameter> read_parameters(const ParameterSource& source,
+                                            const ModelConfig& config,
+                                            const at::Device& device) {
+    std::vector<NamedParameter> parameters;
+    for (const ParameterShape& parameter : parameter_shapes(config)) {
+        const std::int64_t count = std::accumulate(parameter.shape.begin(), parameter.shape.end(),
+                                                   std::int64_t{1}, std::multiplies<>());
+        const at::Tensor value = source.read(parameter, 0, count).view(parameter.shape);
+        parameters.push_back({parameter.name, value.to(device).requires_grad_(true)});
+    }
+    return parameters;
+}
 
 HybridModel HybridModel::random(const ModelConfig& config,
                                 std::uint64_t seed,
                                 at::ScalarType compute_dtype,
                                 const at::Device& device) {
-    std::vector<NamedParameter> parameters;
-    for (const ParameterShape& parameter : parameter_shapes(config)) {
-        at::Tensor value = at::empty(parameter.shape, at::TensorOptions().dtype(at::kFloat));
-        fill_parameter(value, parameter.name, config.initializer_range, seed);
-        parameters.push_back({parameter.name, value.to(device).requires_grad_(true)});
-    }
-    return {config, std::move(parameters), compute_dtype};
+    return {config, read_parameters(*random_parameters(config, seed), config, device),
+            compute_dtype};
 }
 
 }  // namespace hybridcp

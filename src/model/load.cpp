@@ -9,6 +9,7 @@
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
 #include "model/checkpoint_names.h"
+#include "model/parameter_source.h"
 #include "model/safetensors.h"
 
 namespace hybridcp {
@@ -212,31 +213,49 @@ at::Tensor read_pieces(const std::string& folder,
     return value;
 }
 
+class StoredParameters final : public ParameterSource {
+  public:
+    StoredParameters(const std::string& folder, const ModelConfig& config, std::string* skipped)
+        : folder_(folder), files_(open_weights(folder)) {
+        SkippedCounts counts;
+        located_ = locate_parameters(files_, config, read_model_config(folder), counts);
+        if (skipped != nullptr) {
+            *skipped = counts.line();
+        }
+    }
+
+    [[nodiscard]] at::Tensor read(const ParameterShape& parameter,
+                                  std::int64_t begin,
+                                  std::int64_t count) const override {
+        const auto found = located_.find(parameter.name);
+        if (found == located_.end()) {
+            fail_on_missing(folder_, parameter.name, parameter.shape);
+        }
+        const Sources& sources = found->second;
+        const at::Tensor value = sources.whole ? read_tensor(*sources.whole, parameter.shape)
+                                               : read_pieces(folder_, sources, parameter);
+        return value.view({-1}).narrow(0, begin, count).clone();
+    }
+
+  private:
+    std::string folder_;
+    Files files_;
+    std::map<std::string, Sources> located_;
+};
+
 }  // namespace
+
+std::unique_ptr<ParameterSource> stored_parameters(const std::string& folder,
+                                                   const ModelConfig& config,
+                                                   std::string* skipped) {
+    return std::make_unique<StoredParameters>(folder, config, skipped);
+}
 
 std::vector<NamedParameter> load_parameters(const std::string& folder,
                                             const ModelConfig& config,
                                             const at::Device& device,
                                             std::string* skipped) {
-    const ModelConfig folder_config = read_model_config(folder);
-    const Files files = open_weights(folder);
-    SkippedCounts counts;
-    const auto located = locate_parameters(files, config, folder_config, counts);
-    std::vector<NamedParameter> parameters;
-    for (const ParameterShape& expected : parameter_shapes(config)) {
-        const auto found = located.find(expected.name);
-        if (found == located.end()) {
-            fail_on_missing(folder, expected.name, expected.shape);
-        }
-        const Sources& sources = found->second;
-        const at::Tensor value = sources.whole ? read_tensor(*sources.whole, expected.shape)
-                                               : read_pieces(folder, sources, expected);
-        parameters.push_back({expected.name, value.to(device).requires_grad_(true)});
-    }
-    if (skipped != nullptr) {
-        *skipped = counts.line();
-    }
-    return parameters;
+    return read_parameters(*stored_parameters(folder, config, skipped), config, device);
 }
 
 }  // namespace hybridcp

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <numeric>
 #include <span>
 #include <string_view>
 
@@ -84,8 +85,15 @@ Support check_sizes(const ParallelOptions& options) {
             fmt::format("tp: {}: linear-attention context parallelism needs tp: 1", options.tp),
             "tp: 1");
     }
-    if (options.fsdp) {
-        return refuse("fsdp: true is not built yet", "fsdp: false");
+    if (options.fsdp_shard_size && !options.fsdp) {
+        return refuse("fsdp_shard_size would be ignored without fsdp: true", "fsdp: true");
+    }
+    const int num_ranks = options.dp * options.cp;
+    if (options.fsdp_shard_size && num_ranks % *options.fsdp_shard_size != 0) {
+        return refuse(
+            fmt::format("fsdp_shard_size: {} does not divide dp x cp ({})",
+                        *options.fsdp_shard_size, num_ranks),
+            fmt::format("fsdp_shard_size: {}", std::gcd(*options.fsdp_shard_size, num_ranks)));
     }
     if (options.ulysses_degree.has_value() && *options.ulysses_degree != options.cp) {
         return refuse(fmt::format("ulysses_degree: {} is neither null nor cp ({})",
@@ -175,6 +183,10 @@ Support check_support(const ParallelOptions& options,
     return check_heads(options, heads);
 }
 
+int shard_size(const ParallelOptions& options) {
+    return options.fsdp ? options.fsdp_shard_size.value_or(options.dp * options.cp) : 1;
+}
+
 Parallel make_parallel(const ParallelOptions& options,
                        const HeadCounts& heads,
                        const std::string& dtype) {
@@ -186,6 +198,9 @@ Parallel make_parallel(const ParallelOptions& options,
     Parallel parallel;
     parallel.dp = options.dp;
     parallel.cp = options.cp;
+    parallel.fsdp = options.fsdp;
+    parallel.shard_size = shard_size(options);
+    parallel.fsdp_prefetch = options.fsdp_prefetch;
     parallel.linear_attention_mode = linear_mode(options.linear_attention_cp_mode);
     parallel.full_attention_mode =
         options.full_attention_cp_mode == "all_gather" ? FullAttentionMode::kAllGather

@@ -63,11 +63,11 @@ void all_reduce_gradients(const std::vector<NamedParameter>& parameters,
     }
 }
 
-std::string first_non_finite_gradient(const std::vector<NamedParameter>& parameters) {
-    for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter) {
-        const at::Tensor& grad = parameter->value.grad();
+std::string first_non_finite_gradient(const std::vector<ParameterPiece>& pieces) {
+    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        const at::Tensor& grad = piece->value.grad();
         if (grad.defined() && grad.numel() > 0 && !std::isfinite(grad.abs().max().item<float>())) {
-            return parameter->name;
+            return piece->name;
         }
     }
     return "";

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hybridcp/group.h"
-#include "hybridcp/model.h"
+#include "train/parameter_piece.h"
 
 namespace hybridcp {
 
@@ -20,6 +20,6 @@ void all_reduce_gradients(const std::vector<NamedParameter>& parameters,
 
 /// Name of the parameter whose gradient went wrong first in the backward pass, which runs from the
 /// last layer to the first; empty when all are finite.
-[[nodiscard]] std::string first_non_finite_gradient(const std::vector<NamedParameter>& parameters);
+[[nodiscard]] std::string first_non_finite_gradient(const std::vector<ParameterPiece>& pieces);
 
 }  // namespace hybridcp

@@ -22,21 +22,29 @@ std::shared_ptr<Group> make_axis(const c10::intrusive_ptr<c10d::Store>& store,
 }
 }  // namespace
 
+std::vector<std::shared_ptr<Group>> Mesh::groups() const {
+    std::vector<std::shared_ptr<Group>> all{world, cp, dp, shards};
+    if (replicas != world) {
+        all.push_back(replicas);
+    }
+    return all;
+}
+
 void Mesh::set_step(std::int64_t step) const {
-    for (const auto& group : {world, cp, dp}) {
+    for (const auto& group : groups()) {
         group->set_step(step);
     }
 }
 
 void Mesh::reset_recorders() const {
-    for (const auto& group : {world, cp, dp}) {
+    for (const auto& group : groups()) {
         group->recorder().reset();
     }
 }
 
 std::map<std::string, OpTraffic> Mesh::traffic() const {
     std::map<std::string, OpTraffic> all;
-    for (const auto& group : {world, cp, dp}) {
+    for (const auto& group : groups()) {
         for (const auto& [op, moved] : group->recorder().traffic()) {
             all[op].messages += moved.messages;
             all[op].bytes += moved.bytes;
@@ -56,9 +64,17 @@ Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& 
                         options.dp, options.cp, options.dp * options.cp, options.world_size,
                         options.dp * options.cp));
     }
+    if (options.shard_size < 1 || options.world_size % options.shard_size != 0) {
+        throw UsageError(fmt::format(
+            "train.accelerator.fsdp_shard_size: {} does not divide the {} ranks: use a divisor, or "
+            "leave it out to shard over all ranks",
+            options.shard_size, options.world_size));
+    }
     const int dp_rank = options.rank / options.cp;
     const int cp_rank = options.rank % options.cp;
-    std::vector<int> all, same_sequence, same_position;
+    const int replica = options.rank / options.shard_size;
+    const int shard = options.rank % options.shard_size;
+    std::vector<int> all, same_sequence, same_position, same_replica, same_shard;
     for (int rank = 0; rank < options.world_size; ++rank) {
         all.push_back(rank);
         if (rank / options.cp == dp_rank) {
@@ -67,12 +83,23 @@ Mesh make_mesh(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& 
         if (rank % options.cp == cp_rank) {
             same_position.push_back(rank);
         }
+        if (rank / options.shard_size == replica) {
+            same_replica.push_back(rank);
+        }
+        if (rank % options.shard_size == shard) {
+            same_shard.push_back(rank);
+        }
     }
     Mesh mesh;
     mesh.device = at::Device(options.device);
     mesh.world = make_axis(store, options, "world", all);
     mesh.cp = make_axis(store, options, fmt::format("cp{}", dp_rank), same_sequence);
     mesh.dp = make_axis(store, options, fmt::format("dp{}", cp_rank), same_position);
+    mesh.shards = make_axis(store, options, fmt::format("shards{}", replica), same_replica);
+    // Without sharding every rank has all, and gradients are summed over the world.
+    mesh.replicas = options.shard_size == 1
+                        ? mesh.world
+                        : make_axis(store, options, fmt::format("replicas{}", shard), same_shard);
     return mesh;
 }
 

@@ -32,15 +32,30 @@ at::ScalarType compute_dtype_of(const std::string& dtype) {
     return dtype == "fp32" ? at::kFloat : at::kBFloat16;
 }
 
-HybridModel make_model(const Recipe& recipe, std::string* note) {
+TrainedModelOptions trained_model_options(const Recipe& recipe, const Parallel& parallel) {
+    const OptimizerRecipe& optimizer = recipe.train.optimizer;
+    return {.config = recipe_model_config(recipe.model),
+            .compute_dtype = compute_dtype_of(recipe.model.dtype),
+            .gdn_chunk_size = recipe.train.gdn_chunk_size,
+            .optimizer = {.betas = optimizer.betas,
+                          .eps = optimizer.eps,
+                          .weight_decay = optimizer.weight_decay},
+            .sharded = parallel.fsdp,
+            .prefetch = parallel.fsdp_prefetch};
+}
+
+std::unique_ptr<ParameterSource> parameter_source(const Recipe& recipe, std::string* note) {
+    const ModelConfig config = recipe_model_config(recipe.model);
+    return recipe.model.path
+               ? stored_parameters(*recipe.model.path, config, note)
+               : random_parameters(config, static_cast<std::uint64_t>(recipe.train.seed));
+}
+
+HybridModel make_model(const Recipe& recipe) {
     const ModelConfig config = recipe_model_config(recipe.model);
     const at::Device device(recipe.train.accelerator.device);
-    const at::ScalarType dtype = compute_dtype_of(recipe.model.dtype);
-    HybridModel model =
-        recipe.model.path
-            ? HybridModel(config, load_parameters(*recipe.model.path, config, device, note), dtype)
-            : HybridModel::random(config, static_cast<std::uint64_t>(recipe.train.seed), dtype,
-                                  device);
+    HybridModel model(config, read_parameters(*parameter_source(recipe), config, device),
+                      compute_dtype_of(recipe.model.dtype));
     model.gdn_chunk_size = recipe.train.gdn_chunk_size;
     return model;
 }

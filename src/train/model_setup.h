@@ -1,10 +1,12 @@
-// The model that a recipe asks for.
+// The model that a recipe asks for, and what training needs to know of it.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "hybridcp/model.h"
 #include "train/recipe.h"
+#include "train/trained_model.h"
 
 namespace hybridcp {
 
@@ -18,8 +20,13 @@ namespace hybridcp {
 /// at::kFloat or at::kBFloat16.
 [[nodiscard]] at::ScalarType compute_dtype_of(const std::string& dtype);
 
-/// Loads model.path, or initialises from train.seed (the same on every rank). `note` gets a line
-/// for the user when tensors of the folder were skipped.
-[[nodiscard]] HybridModel make_model(const Recipe& recipe, std::string* note = nullptr);
+/// model.path, or the initialisation from train.seed (the same on every rank). `note` gets a line
+/// for the user when tensors of the folder are skipped.
+[[nodiscard]] std::unique_ptr<ParameterSource> parameter_source(const Recipe& recipe,
+                                                                std::string* note = nullptr);
+[[nodiscard]] TrainedModelOptions trained_model_options(const Recipe& recipe,
+                                                        const Parallel& parallel);
+/// The model whole, on the recipe's device, without what training keeps besides.
+[[nodiscard]] HybridModel make_model(const Recipe& recipe);
 
 }  // namespace hybridcp

@@ -10,11 +10,11 @@
 
 namespace hybridcp {
 
-AdamW::AdamW(std::vector<NamedParameter> parameters, AdamWOptions options)
-    : parameters_(std::move(parameters)), options_(options) {
-    for (const NamedParameter& parameter : parameters_) {
-        exp_avg_.push_back(at::zeros_like(parameter.value, at::kFloat));
-        exp_avg_sq_.push_back(at::zeros_like(parameter.value, at::kFloat));
+AdamW::AdamW(std::vector<ParameterPiece> pieces, AdamWOptions options)
+    : pieces_(std::move(pieces)), options_(options) {
+    for (const ParameterPiece& piece : pieces_) {
+        exp_avg_.push_back(at::zeros_like(piece.value, at::kFloat));
+        exp_avg_sq_.push_back(at::zeros_like(piece.value, at::kFloat));
     }
 }
 
@@ -24,13 +24,13 @@ void AdamW::step(double learning_rate) {
     ++num_updates_;
     const double correction1 = 1.0 - std::pow(beta1, num_updates_);
     const double correction2 = 1.0 - std::pow(beta2, num_updates_);
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        at::Tensor value = parameters_[i].value;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+        at::Tensor value = pieces_[i].value;
         const at::Tensor& grad = value.grad();
         if (!grad.defined()) {
-            throw CheckError(fmt::format("optimizer: {} has no gradient", parameters_[i].name));
+            throw CheckError(fmt::format("optimizer: {} has no gradient", pieces_[i].name));
         }
-        if (value.dim() >= 2) {
+        if (pieces_[i].decays()) {
             value.mul_(1.0 - learning_rate * options_.weight_decay);
         }
         exp_avg_[i].mul_(beta1).add_(grad, 1.0 - beta1);
@@ -40,11 +40,11 @@ void AdamW::step(double learning_rate) {
     }
 }
 
-double gradient_norm(const std::vector<NamedParameter>& parameters) {
+double gradient_norm(const std::vector<ParameterPiece>& pieces, Group* shards) {
     const at::NoGradGuard no_grad;
     at::Tensor squares;
-    for (const NamedParameter& parameter : parameters) {
-        const at::Tensor& grad = parameter.value.grad();
+    for (const ParameterPiece& piece : pieces) {
+        const at::Tensor& grad = piece.value.grad();
         if (!grad.defined() || grad.numel() == 0) {
             continue;
         }
@@ -52,17 +52,23 @@ double gradient_norm(const std::vector<NamedParameter>& parameters) {
             at::linalg_vector_norm(grad, 2, std::nullopt, false, at::kDouble).square_();
         squares = squares.defined() ? squares + square : square;
     }
+    if (shards != nullptr && shards->size() > 1) {
+        if (!squares.defined()) {
+            squares = at::zeros({}, pieces.front().value.options().dtype(at::kDouble));
+        }
+        shards->all_reduce_sum("grad_norm", squares);
+    }
     return squares.defined() ? std::sqrt(squares.item<double>()) : 0.0;
 }
 
-double clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+double clip_gradients(const std::vector<ParameterPiece>& pieces, double max_norm, Group* shards) {
     const at::NoGradGuard no_grad;
-    const double norm = gradient_norm(parameters);
+    const double norm = gradient_norm(pieces, shards);
     const double scale = max_norm / (norm + 1e-6);
     if (max_norm > 0.0 && scale < 1.0) {
-        for (const NamedParameter& parameter : parameters) {
-            if (parameter.value.grad().defined()) {
-                parameter.value.grad().mul_(scale);
+        for (const ParameterPiece& piece : pieces) {
+            if (piece.value.grad().defined()) {
+                piece.value.grad().mul_(scale);
             }
         }
     }

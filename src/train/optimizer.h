@@ -1,5 +1,6 @@
 // AdamW, global-norm clipping and the learning-rate schedule, exactly as in the formulas below;
-// state is fp32. A parameter with two or more dims decays (embedding, head and convolution
+// state is fp32 and elementwise, so that a run of a parameter (parameter_piece.h) is updated as the
+// whole would be. A parameter with two or more dims decays (embedding, head and convolution
 // included), no other does.
 #pragma once
 
@@ -10,7 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "hybridcp/model.h"
+#include "hybridcp/group.h"
+#include "train/parameter_piece.h"
 
 namespace hybridcp {
 
@@ -24,33 +26,38 @@ struct AdamWOptions {
 /// v = b2 v + (1 - b2) g^2; p -= lr * (m / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + eps).
 class AdamW {
   public:
-    /// Keeps references to the parameters (tensors share storage with the model's).
-    AdamW(std::vector<NamedParameter> parameters, AdamWOptions options);
+    /// Keeps references to the pieces (tensors share storage with the model's).
+    AdamW(std::vector<ParameterPiece> pieces, AdamWOptions options);
 
-    /// One update from the parameters' .grad; a parameter without one is refused (CheckError).
+    /// One update from the pieces' .grad; a piece without one is refused (CheckError).
     void step(double learning_rate);
 
     [[nodiscard]] std::int64_t num_updates() const { return num_updates_; }
-    [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
-    /// First and second moments, in the order of parameters().
+    [[nodiscard]] const std::vector<ParameterPiece>& pieces() const { return pieces_; }
+    /// First and second moments, in the order of pieces().
     [[nodiscard]] const std::vector<at::Tensor>& exp_avg() const { return exp_avg_; }
     [[nodiscard]] const std::vector<at::Tensor>& exp_avg_sq() const { return exp_avg_sq_; }
     /// Continues after `num_updates` updates; the moments are written by the caller, in place.
     void set_num_updates(std::int64_t num_updates) { num_updates_ = num_updates; }
 
   private:
-    std::vector<NamedParameter> parameters_;
+    std::vector<ParameterPiece> pieces_;
     AdamWOptions options_;
     std::vector<at::Tensor> exp_avg_;
     std::vector<at::Tensor> exp_avg_sq_;
     std::int64_t num_updates_ = 0;
 };
 
-/// The norm of all gradients together (squares summed in fp64, parameter by parameter).
-[[nodiscard]] double gradient_norm(const std::vector<NamedParameter>& parameters);
+/// The norm of all gradients together (squares summed in fp64, piece by piece). `shards`: the ranks
+/// that hold the other pieces; null where this rank has all. Comm: one all-reduce of a number over
+/// `shards` (op "grad_norm").
+[[nodiscard]] double gradient_norm(const std::vector<ParameterPiece>& pieces,
+                                   Group* shards = nullptr);
 /// grad *= min(1, max_norm / (norm + 1e-6)); max_norm 0 leaves them as they are. Returns the norm
-/// before.
-double clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm);
+/// before. Comm: as gradient_norm.
+double clip_gradients(const std::vector<ParameterPiece>& pieces,
+                      double max_norm,
+                      Group* shards = nullptr);
 
 struct ScheduleOptions {
     double learning_rate = 1e-3;

@@ -62,6 +62,8 @@ void visit_accelerator(Visitor& visitor, ParallelOptions& options) {
     visitor.field("cp", options.cp, at_least(1));
     visitor.field("tp", options.tp, at_least(1));
     visitor.field("fsdp", options.fsdp, Rule{});
+    visitor.field("fsdp_shard_size", options.fsdp_shard_size, at_least(1));
+    visitor.field("fsdp_prefetch", options.fsdp_prefetch, Rule{});
     visitor.field("ulysses_degree", options.ulysses_degree, at_least(1));
     visitor.field("full_attention_cp_mode", options.full_attention_cp_mode, Rule{});
     visitor.field("linear_attention_cp_mode", options.linear_attention_cp_mode, Rule{});

@@ -59,8 +59,13 @@ class StepRun {
     StepRun(const HybridModel& model,
             const std::vector<TokenBatch>& micro_batches,
             const Parallel& parallel,
-            const Mesh& mesh)
-        : model_(model), micro_batches_(micro_batches), parallel_(parallel), mesh_(mesh) {
+            const Mesh& mesh,
+            ShardedParameters* shards)
+        : model_(model),
+          micro_batches_(micro_batches),
+          parallel_(parallel),
+          mesh_(mesh),
+          shards_(shards) {
         for (const TokenBatch& batch : micro_batches) {
             check_batch(batch);
         }
@@ -128,7 +133,7 @@ class StepRun {
         at::Tensor total = at::zeros({}, at::TensorOptions(device()).dtype(at::kDouble));
         RouterBalance balance(model_, static_cast<std::int64_t>(micro_batches_.size()),
                               *mesh_.world);
-        for (const TokenBatch& batch : micro_batches_) {
+        for (const TokenBatch& batch : padded_micro_batches()) {
             const Shard shard = make_shard(batch);
             const ForwardResult forward = model_.forward(shard.token_ids, context(shard));
             const at::Tensor loss_sum =
@@ -136,6 +141,9 @@ class StepRun {
             const at::Tensor d_probability_sums = balance.add(forward);
             if (backward) {
                 run_backward(loss_sum, scale, forward, d_probability_sums);
+                if (shards_ != nullptr) {
+                    shards_->finish_backward();
+                }
             }
             total += loss_sum.detach().to(at::kDouble);
         }
@@ -153,7 +161,7 @@ class StepRun {
         const std::int64_t num_layers = model_.config().num_layers();
         std::int64_t first = num_layers + 1;
         const at::NoGradGuard no_grad;
-        for (const TokenBatch& batch : micro_batches_) {
+        for (const TokenBatch& batch : padded_micro_batches()) {
             const Shard shard = make_shard(batch);
             const ForwardResult result = model_.forward(shard.token_ids, context(shard), true);
             first = std::min(first, first_non_finite_layer(result).value_or(first));
@@ -169,8 +177,45 @@ class StepRun {
             describe_layer(first)));
     }
 
+    /// Throws, on every rank alike, the NumericsError of a gradient that is not finite.
+    void check_gradients(double loss) const {
+        const std::string name = first_non_finite_gradient(
+            shards_ != nullptr ? shards_->pieces() : whole_pieces(model_.parameters()));
+        const auto& parameters = model_.parameters();
+        const auto found =
+            std::find_if(parameters.begin(), parameters.end(),
+                         [&](const NamedParameter& parameter) { return parameter.name == name; });
+        // Later layers come first in the backward pass.
+        at::Tensor index = at::tensor(
+            {found == parameters.end() ? std::int64_t{-1} : found - parameters.begin()}, at::kLong);
+        index = index.to(device());
+        if (shards_ != nullptr) {
+            mesh_.world->all_reduce_max("non_finite_gradient", index);
+        }
+        const std::int64_t worst = index.item<std::int64_t>();
+        if (worst >= 0) {
+            throw NumericsError(fmt::format(
+                "the loss is {}, but the gradient of {} is not finite (those of later layers are)",
+                loss, parameters[static_cast<std::size_t>(worst)].name));
+        }
+    }
+
   private:
-    [[nodiscard]] at::Device device() const { return model_.parameters().front().value.device(); }
+    [[nodiscard]] at::Device device() const { return mesh_.device; }
+    /// Sharded parameters are gathered by all ranks together, so that all run as many passes.
+    [[nodiscard]] std::vector<TokenBatch> padded_micro_batches() const {
+        std::vector<TokenBatch> batches = micro_batches_;
+        if (shards_ == nullptr || mesh_.world->size() == 1) {
+            return batches;
+        }
+        at::Tensor count =
+            at::tensor({static_cast<std::int64_t>(batches.size())}, at::kLong).to(device());
+        mesh_.world->all_reduce_max("num_micro_batches", count);
+        const at::Tensor nothing = at::empty({0}, at::kLong);
+        batches.resize(static_cast<std::size_t>(count.item<std::int64_t>()),
+                       {.document_lengths = {0}, .token_ids = nothing, .targets = nothing});
+        return batches;
+    }
     static bool is_finite(const at::Tensor& tensor) {
         return tensor.numel() == 0 || std::isfinite(tensor.abs().max().item<float>());
     }
@@ -191,117 +236,54 @@ class StepRun {
     const std::vector<TokenBatch>& micro_batches_;
     const Parallel& parallel_;
     const Mesh& mesh_;
+    ShardedParameters* shards_;  // null: every rank has whole parameters
 };
 
-std::vector<std::int64_t> lengths_or_full(const std::vector<std::int64_t>& valid_lengths,
-                                          std::int64_t num_rows,
-                                          std::int64_t row_length) {
-    if (valid_lengths.empty()) {
-        return std::vector<std::int64_t>(static_cast<std::size_t>(num_rows), row_length);
-    }
-    HCP_CHECK_EQ(static_cast<std::int64_t>(valid_lengths.size()), num_rows,
-                 "one valid length a row");
-    for (const std::int64_t length : valid_lengths) {
-        HCP_CHECK(length >= 0 && length <= row_length, "valid length {} of a row of {} tokens",
-                  length, row_length);
-    }
-    return valid_lengths;
-}
 }  // namespace
-
-TokenBatch batch_from_rows(const at::Tensor& token_ids,
-                           const at::Tensor& targets,
-                           const std::vector<std::int64_t>& valid_lengths) {
-    HCP_CHECK_EQ(token_ids.dim(), 2, "dims of token ids, which are [rows, tokens]");
-    HCP_CHECK(token_ids.sizes() == targets.sizes(), "targets of another shape than token ids");
-    TokenBatch batch;
-    batch.document_lengths = lengths_or_full(valid_lengths, token_ids.size(0), token_ids.size(1));
-    std::vector<at::Tensor> ids{at::empty({0}, at::kLong)};
-    std::vector<at::Tensor> labels{at::empty({0}, at::kLong)};
-    for (std::int64_t row = 0; row < token_ids.size(0); ++row) {
-        const std::int64_t length = batch.document_lengths[static_cast<std::size_t>(row)];
-        ids.push_back(token_ids[row].narrow(0, 0, length).to(at::kLong));
-        labels.push_back(targets[row].narrow(0, 0, length).to(at::kLong));
-    }
-    batch.token_ids = at::cat(ids);
-    batch.targets = at::cat(labels);
-    return batch;
-}
-
-at::Tensor rows_from_flat(const at::Tensor& flat,
-                          const std::vector<std::int64_t>& valid_lengths,
-                          std::int64_t row_length) {
-    const auto num_rows = static_cast<std::int64_t>(valid_lengths.size());
-    std::vector<std::int64_t> shape{num_rows, row_length};
-    shape.insert(shape.end(), flat.sizes().begin() + 1, flat.sizes().end());
-    at::Tensor rows = at::zeros(shape, flat.options());
-    std::int64_t offset = 0;
-    for (std::int64_t row = 0; row < num_rows; ++row) {
-        const std::int64_t length = valid_lengths[static_cast<std::size_t>(row)];
-        HCP_CHECK_LE(length, row_length, "valid length of row {}", row);
-        rows[row].narrow(0, 0, length).copy_(flat.narrow(0, offset, length));
-        offset += length;
-    }
-    HCP_CHECK_EQ(offset, flat.size(0), "tokens of the flat tensor, from the valid lengths");
-    return rows;
-}
-
-at::Tensor gather_flat(const at::Tensor& local, const Layout& layout, Group& cp_group) {
-    HCP_CHECK_EQ(local.size(0), layout.num_local_tokens(cp_group.rank()), "local tokens");
-    std::int64_t padded = 0;
-    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-        padded = std::max(padded, layout.num_local_tokens(rank));
-    }
-    std::vector<std::int64_t> shape = local.sizes().vec();
-    shape[0] = padded;
-    at::Tensor mine = at::zeros(shape, local.options());
-    mine.narrow(0, 0, local.size(0)).copy_(local);
-    const at::Tensor all = cp_group.all_gather("gather_flat", mine);  // [P, padded, ...]
-    shape[0] = layout.num_tokens();
-    at::Tensor flat = at::empty(shape, local.options());
-    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-        const at::Tensor indices = at::tensor(layout.flat_indices(rank), at::kLong);
-        flat.index_copy_(0, indices.to(local.device()), all[rank].narrow(0, 0, indices.numel()));
-    }
-    return flat;
-}
 
 StepLoss forward_backward(const HybridModel& model,
                           const std::vector<TokenBatch>& micro_batches,
                           const Parallel& parallel,
-                          const Mesh& mesh) {
+                          const Mesh& mesh,
+                          ShardedParameters* shards) {
     for (const NamedParameter& parameter : model.parameters()) {
         at::Tensor value = parameter.value;
         value.mutable_grad().reset();
     }
-    const StepRun run(model, micro_batches, parallel, mesh);
+    if (shards != nullptr) {
+        shards->start_step();
+    }
+    const StepRun run(model, micro_batches, parallel, mesh, shards);
     run.agree();
     StepLoss result = run.count_labels();
     run.add_losses(result, true);
     if (!std::isfinite(result.loss)) {
         run.fail_on_loss(result.loss);
     }
-    all_reduce_gradients(model.parameters(), *mesh.world);
-    const std::string wrong = first_non_finite_gradient(model.parameters());
-    if (!wrong.empty()) {
-        throw NumericsError(fmt::format(
-            "the loss is {}, but the gradient of {} is not finite (those of later layers are)",
-            result.loss, wrong));
+    if (shards != nullptr) {
+        shards->finish_step();
+    } else {
+        all_reduce_gradients(model.parameters(), *mesh.world);
     }
+    run.check_gradients(result.loss);
     return result;
 }
 
 StepLoss forward_only(const HybridModel& model,
                       const std::vector<TokenBatch>& micro_batches,
                       const Parallel& parallel,
-                      const Mesh& mesh) {
+                      const Mesh& mesh,
+                      ShardedParameters* shards) {
     const at::NoGradGuard no_grad;
-    const StepRun run(model, micro_batches, parallel, mesh);
+    const StepRun run(model, micro_batches, parallel, mesh, shards);
     run.agree();
     StepLoss result = run.count_labels();
     run.add_losses(result, false);
     if (!std::isfinite(result.loss)) {
         run.fail_on_loss(result.loss);
+    }
+    if (shards != nullptr) {
+        shards->release();
     }
     return result;
 }

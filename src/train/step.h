@@ -7,36 +7,14 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "hybridcp/layout.h"
 #include "hybridcp/model.h"
 #include "train/mesh.h"
+#include "train/sharded_parameters.h"
+#include "train/token_batch.h"
 
 namespace hybridcp {
-
-/// A batch in the flat order (documents one after another; padding is not in it), before sharding
-/// over cp.
-struct TokenBatch {
-    std::vector<std::int64_t> document_lengths;
-    at::Tensor token_ids;  // [T] int64
-    at::Tensor targets;    // [T] int64, already shifted, -100 ignored
-};
-
-/// Rows with a valid length each become documents; what lies beyond is padding and is dropped.
-/// token_ids, targets [B, T]; valid_lengths [B] or empty for T each.
-[[nodiscard]] TokenBatch batch_from_rows(const at::Tensor& token_ids,
-                                         const at::Tensor& targets,
-                                         const std::vector<std::int64_t>& valid_lengths = {});
-/// The reverse for a flat [T, ...] tensor: [B, T_row, ...], exactly zero on padding.
-[[nodiscard]] at::Tensor rows_from_flat(const at::Tensor& flat,
-                                        const std::vector<std::int64_t>& valid_lengths,
-                                        std::int64_t row_length);
-/// A local [T_local, ...] tensor of each cp rank -> [T, ...] in the flat order, on every rank.
-[[nodiscard]] at::Tensor gather_flat(const at::Tensor& local,
-                                     const Layout& layout,
-                                     Group& cp_group);
 
 struct StepLoss {
     double loss = 0.0;     // what is differentiated: ce_loss + router_aux_loss_coef * aux_loss
@@ -49,16 +27,18 @@ struct StepLoss {
 };
 
 /// Forward and backward over this dp rank's micro-batches; gradients of all parameters end up
-/// reduced over the world, equal bits on every rank. Errors: NumericsError naming the layer when a
-/// loss or gradient is not finite.
+/// reduced over the world, equal bits on every rank; with `shards`, those of the model, in their
+/// pieces. Errors: NumericsError naming the layer when a loss or gradient is not finite.
 [[nodiscard]] StepLoss forward_backward(const HybridModel& model,
                                         const std::vector<TokenBatch>& micro_batches,
                                         const Parallel& parallel,
-                                        const Mesh& mesh);
+                                        const Mesh& mesh,
+                                        ShardedParameters* shards = nullptr);
 /// Loss alone, no gradients (validation).
 [[nodiscard]] StepLoss forward_only(const HybridModel& model,
                                     const std::vector<TokenBatch>& micro_batches,
                                     const Parallel& parallel,
-                                    const Mesh& mesh);
+                                    const Mesh& mesh,
+                                    ShardedParameters* shards = nullptr);
 
 }  // namespace hybridcp

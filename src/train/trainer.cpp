@@ -14,10 +14,9 @@
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/model_setup.h"
-#include "train/optimizer.h"
 #include "train/progress.h"
 #include "train/shared_work.h"
-#include "train/step.h"
+#include "train/trained_model.h"
 
 namespace hybridcp {
 
@@ -64,6 +63,8 @@ class Trainer {
     }
 
   private:
+    [[nodiscard]] const HybridModel& model() const { return trained_->model(); }
+    [[nodiscard]] AdamW& optimizer() { return trained_->optimizer(); }
     [[nodiscard]] bool is_first_rank() const { return mesh_.world->rank() == 0; }
     void note(const std::string& text) const {
         if (is_first_rank() && options_.out != nullptr && !text.empty()) {
@@ -80,22 +81,19 @@ class Trainer {
         mesh_.world->agree(recipe_hash(recipe_), "the recipe");
         std::string skipped;
         on_every_rank(mesh_, "set-up", [&] {
-            model_.emplace(make_model(recipe_, &skipped));
+            trained_.emplace(trained_model_options(recipe_, parallel_),
+                             *parameter_source(recipe_, &skipped), mesh_);
             const RowLoaderOptions rows{.sequence_length = recipe_.data.sequence_length,
                                         .packing = recipe_.data.packing,
                                         .seed = static_cast<std::uint64_t>(recipe_.train.seed),
-                                        .vocab_size = model_->config().vocab_size};
+                                        .vocab_size = model().config().vocab_size};
             data_.emplace(recipe_.data.path, "data.path", rows);
             if (recipe_.train.eval_every > 0) {
                 validation_.emplace(recipe_.data.validation_path, "data.validation_path", rows);
             }
         });
         note(skipped);
-        note(describe_layouts(model_->config(), parallel_));
-        optimizer_.emplace(model_->parameters(),
-                           AdamWOptions{.betas = recipe_.train.optimizer.betas,
-                                        .eps = recipe_.train.optimizer.eps,
-                                        .weight_decay = recipe_.train.optimizer.weight_decay});
+        note(describe_layouts(model().config(), parallel_));
         state_ = {.seed = recipe_.train.seed,
                   .data_fingerprint = data_->fingerprint(),
                   .recipe_hash = recipe_hash(recipe_)};
@@ -142,11 +140,11 @@ class Trainer {
         }
         state_.step = counters[1].item<std::int64_t>();
         state_.consumed_rows = counters[2].item<std::int64_t>();
-        optimizer_->set_num_updates(state_.step);
+        optimizer().set_num_updates(state_.step);
         const at::NoGradGuard no_grad;
-        for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
-            for (at::Tensor tensor : {model_->parameters()[i].value.detach(),
-                                      optimizer_->exp_avg()[i], optimizer_->exp_avg_sq()[i]}) {
+        for (std::size_t i = 0; i < model().parameters().size(); ++i) {
+            for (at::Tensor tensor : {model().parameters()[i].value.detach(),
+                                      optimizer().exp_avg()[i], optimizer().exp_avg_sq()[i]}) {
                 mesh_.world->broadcast("read the checkpoint", tensor, 0);
             }
         }
@@ -177,7 +175,7 @@ class Trainer {
         if (!folder) {
             return false;
         }
-        const TrainState saved = load_checkpoint(*folder, *model_, *optimizer_);
+        const TrainState saved = load_checkpoint(*folder, model(), optimizer());
         note(fmt::format("resuming from {} at step {}", *folder, saved.step));
         if (saved.data_fingerprint != state_.data_fingerprint) {
             note(fmt::format("the data have changed since ({}): the order of rows is another one",
@@ -240,7 +238,7 @@ class Trainer {
         StepMetrics metrics{.step = number, .num_ranks = mesh_.world->size()};
         const std::vector<TokenBatch> batches = next_batches();
         metrics.data_seconds = seconds_since(start);
-        const StepLoss loss = forward_backward(*model_, batches, parallel_, mesh_);
+        const StepLoss loss = trained_->forward_backward(batches, parallel_);
         metrics.forward_backward_seconds = seconds_since(start) - metrics.data_seconds;
         const auto& optimizer = recipe_.train.optimizer;
         const auto& schedule = recipe_.train.schedule;
@@ -250,8 +248,7 @@ class Trainer {
                                                   .decay = schedule.decay,
                                                   .min_lr_ratio = schedule.min_lr_ratio},
                                                  state_.step);
-        metrics.grad_norm = clip_gradients(model_->parameters(), recipe_.train.grad_clip);
-        optimizer_->step(metrics.learning_rate);
+        metrics.grad_norm = trained_->update(metrics.learning_rate, recipe_.train.grad_clip);
         metrics.step_seconds = seconds_since(start);
         metrics.optimizer_seconds =
             metrics.step_seconds - metrics.data_seconds - metrics.forward_backward_seconds;
@@ -274,14 +271,14 @@ class Trainer {
         return metrics;
     }
 
-    [[nodiscard]] double validate() const {
+    [[nodiscard]] double validate() {
         const std::int64_t num_rows = std::min(validation_->num_rows(), kMaxValidationRows);
         std::vector<Row> rows;
         for (std::int64_t i = mesh_.dp->rank(); i < num_rows; i += parallel_.dp) {
             rows.push_back(validation_->sample(i));
         }
         const auto batches = make_batches(rows, recipe_.train.micro_batch_size);
-        return forward_only(*model_, batches, parallel_, mesh_).ce_loss;
+        return trained_->forward_only(batches, parallel_).ce_loss;
     }
 
     void save() {
@@ -292,7 +289,7 @@ class Trainer {
         // Rank 0 waits for nobody: parameters are the same on every rank after a step.
         on_rank_zero(mesh_, "save the checkpoint", [&] {
             report_.checkpoint_folder =
-                save_checkpoint(*recipe_.checkpoint.dir, *model_, *optimizer_, state_);
+                save_checkpoint(*recipe_.checkpoint.dir, model(), optimizer(), state_);
             prune_checkpoints(*recipe_.checkpoint.dir, state_.step, recipe_.checkpoint.keep);
         });
         saved_step_ = state_.step;
@@ -314,10 +311,9 @@ class Trainer {
     const Mesh& mesh_;
     const TrainOptions& options_;
     Parallel parallel_;
-    std::optional<HybridModel> model_;
+    std::optional<TrainedModel> trained_;
     std::optional<RowLoader> data_;
     std::optional<RowLoader> validation_;
-    std::optional<AdamW> optimizer_;
     std::optional<MetricsFile> metrics_;  // on rank 0
     std::optional<Progress> progress_;    // on rank 0
     TrainState state_;

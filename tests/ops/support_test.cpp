@@ -48,7 +48,14 @@ INSTANTIATE_TEST_SUITE_P(
                 [](ParallelOptions& o) { o.linear_attention_gdn_backend = "eagre"; },
                 "eagre is unknown", "linear_attention_gdn_backend: eager"},
         Refusal{"Tp", [](ParallelOptions& o) { o.tp = 2; }, "tp: 2", "tp: 1"},
-        Refusal{"Fsdp", [](ParallelOptions& o) { o.fsdp = true; }, "not built", "fsdp: false"},
+        Refusal{"ShardSizeWithoutFsdp", [](ParallelOptions& o) { o.fsdp_shard_size = 2; },
+                "ignored", "fsdp: true"},
+        Refusal{"ShardSize",
+                [](ParallelOptions& o) {
+                    o.fsdp = true;
+                    o.fsdp_shard_size = 3;
+                },
+                "does not divide", "fsdp_shard_size: 1"},
         Refusal{"UlyssesDegree", [](ParallelOptions& o) { o.ulysses_degree = 2; },
                 "ulysses_degree: 2", "ulysses_degree: 4"},
         Refusal{"QueryHeads",

@@ -40,7 +40,7 @@ class Checkpoints : public ::testing::Test {
     TemporaryFolder folder_;
     std::string dir_ = folder_ / "run";
     HybridModel model_ = load_model();
-    AdamW optimizer_{model_.parameters(), {}};
+    AdamW optimizer_{whole_pieces(model_.parameters()), {}};
 };
 
 TEST_F(Checkpoints, AreReadBackBitByBit) {
@@ -51,7 +51,7 @@ TEST_F(Checkpoints, AreReadBackBitByBit) {
     EXPECT_FALSE(checkpoint_damage(folder).has_value());
 
     const HybridModel other = load_model();
-    AdamW other_optimizer(other.parameters(), {});
+    AdamW other_optimizer(whole_pieces(other.parameters()), {});
     const TrainState state = load_checkpoint(folder, other, other_optimizer);
     EXPECT_EQ(state.step, 1);
     EXPECT_EQ(state.consumed_rows, 4);
@@ -137,7 +137,7 @@ TEST_F(Checkpoints, AnotherModelIsRefusedByTensor) {
     const ModelConfig config = read_model_config(kModelFolder);
     const auto refusal = [&](const ModelConfig& other_config) {
         const HybridModel other = HybridModel::random(other_config, 0, at::kFloat, at::kCPU);
-        AdamW optimizer(other.parameters(), {});
+        AdamW optimizer(whole_pieces(other.parameters()), {});
         return message_of([&] { (void)load_checkpoint(folder, other, optimizer); });
     };
     ModelConfig wide = config;

@@ -10,7 +10,7 @@
 namespace hybridcp {
 namespace {
 
-std::vector<NamedParameter> make_parameters() {
+std::vector<ParameterPiece> make_parameters() {
     const auto options = at::TensorOptions(at::kFloat).requires_grad(false);
     std::vector<NamedParameter> parameters{{"matrix", at::randn({3, 5}, options)},
                                            {"vector", at::randn({7}, options)},
@@ -18,7 +18,7 @@ std::vector<NamedParameter> make_parameters() {
     for (NamedParameter& parameter : parameters) {
         parameter.value.set_requires_grad(true);
     }
-    return parameters;
+    return whole_pieces(parameters);
 }
 
 /// AdamW of one number in fp64, by the formulas of the header.

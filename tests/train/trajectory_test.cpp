@@ -28,7 +28,7 @@ void train(const std::string& name, const Mesh& mesh, LinearAttentionMode mode, 
         SafetensorsFile(golden + "/trajectories/" + name + "/tokens.safetensors")
             .read("tokens")
             .to(at::kLong);
-    AdamW optimizer(model.parameters(), {});
+    AdamW optimizer(whole_pieces(model.parameters()), {});
     const Parallel parallel{.dp = mesh.dp->size(),
                             .cp = mesh.cp->size(),
                             .linear_attention_mode = mode,
@@ -46,7 +46,7 @@ void train(const std::string& name, const Mesh& mesh, LinearAttentionMode mode, 
         run.losses.push_back(loss.loss);
         run.ce_losses.push_back(loss.ce_loss);
         run.aux_losses.push_back(loss.aux_loss.value_or(0.0));
-        run.norms.push_back(clip_gradients(model.parameters(), 1.0));
+        run.norms.push_back(clip_gradients(optimizer.pieces(), 1.0));
         optimizer.step(
             learning_rate_at({.learning_rate = 1e-3, .steps = kSteps, .warmup_steps = 5}, step));
     }

@@ -28,7 +28,7 @@ struct Linear : torch::autograd::Function<Linear> {
             dx = at::mm(dy, weight.to(dy.scalar_type()));
         }
         if (context->needs_input_grad(1)) {
-            d_weight = weight_gradient(dy, x).to(weight.scalar_type());
+            d_weight = weight_gradient(dy, x);
         }
         return {dx, d_weight};
     }

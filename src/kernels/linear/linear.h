@@ -1,7 +1,7 @@
-// The projections of a layer, with weights kept in fp32. What makes them more than at::linear is
-// the gradient of the weight: it is summed over tokens, ranks and micro-batches, so it is
-// accumulated and returned in the weight's precision. Rounding it to bf16 first would make the
-// result depend on how the tokens are split.
+// The projections of a layer. What makes them more than at::linear is the gradient of the weight:
+// it is summed over tokens, ranks and micro-batches, so it is accumulated and returned in fp32,
+// also of a weight that is there in bf16 (autograd rounds it where the leaf's grad_dtype asks for
+// that). Rounding it to bf16 first would make the result depend on how the tokens are split.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -146,7 +146,6 @@ struct LmHeadLoss : torch::autograd::Function<LmHeadLoss> {
         }
         const at::Tensor loss_per_token = chunks.run(rows_per_chunk);
         context->save_for_backward({chunks.d_hidden, chunks.d_weight});
-        context->saved_data["weight_dtype"] = weight.scalar_type();
         context->mark_non_differentiable({loss_per_token});
         return {loss_per_token.sum(), loss_per_token};
     }
@@ -154,10 +153,9 @@ struct LmHeadLoss : torch::autograd::Function<LmHeadLoss> {
     static variable_list backward(AutogradContext* context, variable_list gradients) {
         const variable_list saved = context->get_saved_variables();
         const at::Tensor &d_hidden = saved[0], &d_weight = saved[1], &scale = gradients[0];
-        const at::ScalarType weight_dtype = context->saved_data["weight_dtype"].toScalarType();
         return {d_hidden.defined() ? d_hidden.mul(scale).to(d_hidden.scalar_type()) : at::Tensor(),
-                d_weight.defined() ? d_weight.mul(scale).to(weight_dtype) : at::Tensor(),
-                at::Tensor(), at::Tensor(), at::Tensor()};
+                d_weight.defined() ? d_weight.mul(scale) : at::Tensor(), at::Tensor(), at::Tensor(),
+                at::Tensor()};
     }
 };
 

@@ -36,16 +36,16 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
         const auto [activated, da, db] = swiglu_activation_backward(
             at::mm(dy, down.to(dy.scalar_type())), a, b, /*with_activated=*/with_down);  // [T, F]
         if (with_down) {
-            d_down = weight_gradient(dy, activated).to(down.scalar_type());
+            d_down = weight_gradient(dy, activated);
         }
         if (context->needs_input_grad(0)) {
             dx = at::addmm(at::mm(da, gate.to(da.scalar_type())), db, up.to(db.scalar_type()));
         }
         if (context->needs_input_grad(1)) {
-            d_gate = weight_gradient(da, x).to(gate.scalar_type());
+            d_gate = weight_gradient(da, x);
         }
         if (context->needs_input_grad(2)) {
-            d_up = weight_gradient(db, x).to(up.scalar_type());
+            d_up = weight_gradient(db, x);
         }
         return {dx, d_gate, d_up, d_down};
     }

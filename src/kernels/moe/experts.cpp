@@ -159,11 +159,9 @@ struct Experts : torch::autograd::Function<Experts> {
                             .view({x.size(0), context->saved_data["num_chosen"].toInt()})
                             .to(dtype);
         }
-        const auto as = [](const at::Tensor& gradient, const at::Tensor& input) {
-            return gradient.defined() ? gradient.to(input.scalar_type()) : gradient;
-        };
-        return {as(gradients.dx, x),        d_weights,    as(gradients.d_gate_up, gate_up),
-                as(gradients.d_down, down), at::Tensor(), at::Tensor()};
+        const at::Tensor dx =
+            gradients.dx.defined() ? gradients.dx.to(x.scalar_type()) : at::Tensor();
+        return {dx, d_weights, gradients.d_gate_up, gradients.d_down, at::Tensor(), at::Tensor()};
     }
 };
 
