@@ -9,6 +9,7 @@
 #include "hcp/report.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
+#include "train/model_setup.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
@@ -217,6 +218,7 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
     HybridModel model(config, load_parameters(options.model_folder, config, accelerator.device),
                       at::kFloat);
     model.gdn_chunk_size = recipe.train.gdn_chunk_size;
+    model.activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint);
     std::map<std::string, at::Tensor> start;
     for (const NamedParameter& parameter : model.parameters()) {
         start[parameter.name] =

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -18,6 +19,7 @@ namespace hybridcp {
 struct CpContext;     // ops/context_parallel.h
 struct Sharded;       // ops/sharded.h
 struct RotaryTables;  // kernels/rotary/rotary.h
+struct SegmentHooks;  // ops/segment.h
 
 struct NamedParameter {
     std::string name;  // Hugging Face's, prefix `model.`
@@ -36,6 +38,10 @@ struct ForwardResult {
 
 /// The first layer whose output (per_layer) holds a value that is not finite; nothing when all are.
 [[nodiscard]] std::optional<std::int64_t> first_non_finite_layer(const ForwardResult& result);
+
+/// What is computed again in the backward pass instead of kept (docs/activation-checkpointing.md):
+/// nothing, every block, or the feed-forward half of every block. Bits do not depend on it.
+enum class ActivationCheckpoint { kNone, kFull, kSelective };
 
 class HybridModel {
   public:
@@ -68,8 +74,17 @@ class HybridModel {
                                 std::int64_t layer,
                                 const CpContext& context) const;
     std::int64_t gdn_chunk_size = 64;
+    ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
+    /// Called around the two passes of each layer's block, when set: what a block's parameters are
+    /// gathered for. With hooks a block is one node of the graph, whatever is computed again.
+    std::function<SegmentHooks(std::int64_t layer)> block_hooks;
 
   private:
+    struct Block;        // one layer's call
+    struct BlockOutput;  // and what it gives
+    BlockOutput run_block(const Sharded& hidden, const Block& block) const;
+    Sharded mixer_half(const Sharded& hidden, const Block& block) const;
+    BlockOutput feed_forward_half(const at::Tensor& hidden, const Block& block) const;
     // The mixers of a layer, in the layout of x, which is that of the context's plan.
     Sharded linear_attention(const Sharded& x, std::int64_t layer, const CpContext& context) const;
     Sharded linear_mixer(const Sharded& x, std::int64_t layer, const CpContext& context) const;
@@ -77,10 +92,7 @@ class HybridModel {
                            std::int64_t layer,
                            const RotaryTables& rotary,
                            const CpContext& context) const;
-    at::Tensor feed_forward(const at::Tensor& x,
-                            std::int64_t layer,
-                            bool keep_router_logits,
-                            ForwardResult& result) const;
+    at::Tensor norm(const at::Tensor& hidden, std::int64_t layer, const char* name) const;
     at::Tensor weight(std::int64_t layer, const std::string& suffix) const;  // in the compute dtype
     at::Tensor exact_weight(const std::string& name) const;  // in fp32 (fp64 in fp64)
 

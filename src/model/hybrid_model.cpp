@@ -14,6 +14,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
+#include "model/block.h"
 #include "model/checkpoint_names.h"
 #include "ops/context_parallel.h"
 #include "ops/conversion.h"
@@ -31,6 +32,12 @@ void check_token_ids(const at::Tensor& token_ids, const BatchPlan& plan, std::in
         HCP_CHECK(least.item<std::int64_t>() >= 0 && largest.item<std::int64_t>() < vocab_size,
                   "token ids from {} to {} do not fit the vocabulary of {}",
                   least.item<std::int64_t>(), largest.item<std::int64_t>(), vocab_size);
+    }
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& term) {
+    if (term.defined()) {
+        sum = sum.defined() ? sum + term : term;
     }
 }
 
@@ -187,33 +194,25 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
                                                    config_.rope_theta, compute_dtype_);
     ForwardResult result;
     for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
-        const auto norm = [&](const char* name) {
-            return hidden.with(
-                rms_norm_zero_centered(hidden.local, weight(layer, name), config_.rms_norm_eps)
-                    .to(compute_dtype_));
-        };
-        const bool is_linear =
-            config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
-        const LayoutTag mixer_layout =
-            is_linear && context.plan->to_linear ? context.plan->linear->tag : stream_layout;
+        const Block block{.layer = layer,
+                          .rotary = rotary,
+                          .context = context,
+                          .keep_router_logits = keep_per_layer && config_.has_experts()};
         if (context.parallel.elide_conversions) {  // layers that agree share a conversion
-            hidden = convert(hidden, mixer_layout, context);
+            hidden = convert(hidden, mixer_layout(config_, layer, context), context);
         }
-        const Sharded mixer_input = convert(norm("input_layernorm.weight"), mixer_layout, context);
-        const Sharded mixed = is_linear ? linear_mixer(mixer_input, layer, context)
-                                        : full_attention(mixer_input, layer, rotary, context);
-        hidden = hidden.with(hidden.local + convert(mixed, hidden.layout, context).local);
-        const at::Tensor fed = feed_forward(norm("post_attention_layernorm.weight").local, layer,
-                                            keep_per_layer, result);
-        hidden = hidden.with(hidden.local + fed);
+        const BlockOutput output = run_block(hidden, block);
+        hidden = hidden.with(output.hidden);
+        add_to(result.expert_counts, output.expert_counts);
+        add_to(result.probability_sums, output.probability_sums);
         if (keep_per_layer) {
             const at::NoGradGuard no_grad;
             const auto in_stream = [&](const at::Tensor& local) {
                 return convert(hidden.with(local.detach()), stream_layout, context).local;
             };
             result.per_layer.push_back(in_stream(hidden.local));
-            if (config_.num_experts > 0) {
-                result.router_logits.back() = in_stream(result.router_logits.back());
+            if (block.keep_router_logits) {
+                result.router_logits.push_back(in_stream(output.router_logits));
             }
         }
     }

@@ -32,6 +32,14 @@ at::ScalarType compute_dtype_of(const std::string& dtype) {
     return dtype == "fp32" ? at::kFloat : at::kBFloat16;
 }
 
+ActivationCheckpoint activation_checkpoint_of(const std::string& word) {
+    HCP_CHECK(word == "none" || word == "full" || word == "selective",
+              "train.activation_checkpoint {} (one of none, full, selective)", word);
+    return word == "full"        ? ActivationCheckpoint::kFull
+           : word == "selective" ? ActivationCheckpoint::kSelective
+                                 : ActivationCheckpoint::kNone;
+}
+
 HybridModel make_model(const Recipe& recipe, std::string* note) {
     const ModelConfig config = recipe_model_config(recipe.model);
     const at::Device device(recipe.train.accelerator.device);
@@ -42,6 +50,7 @@ HybridModel make_model(const Recipe& recipe, std::string* note) {
             : HybridModel::random(config, static_cast<std::uint64_t>(recipe.train.seed), dtype,
                                   device);
     model.gdn_chunk_size = recipe.train.gdn_chunk_size;
+    model.activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint);
     return model;
 }
 
