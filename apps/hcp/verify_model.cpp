@@ -264,6 +264,7 @@ int verify_model(const VerifyModelOptions& options) {
                       load_parameters(options.model_folder, config, accelerator.device, &skipped),
                       compute_dtype(recipe));
     model.gdn_chunk_size = recipe.train.gdn_chunk_size;
+    model.activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint);
 
     Session session(environment, accelerator,
                     std::chrono::seconds(recipe.train.comm_timeout_seconds));

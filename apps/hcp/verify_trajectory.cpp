@@ -9,6 +9,7 @@
 #include "hcp/report.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
+#include "train/model_setup.h"
 #include "train/trained_model.h"
 
 namespace hybridcp::cli {
@@ -228,6 +229,8 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
                     std::chrono::seconds(recipe.train.comm_timeout_seconds));
     TrainedModel trained({.config = config,
                           .gdn_chunk_size = recipe.train.gdn_chunk_size,
+                          .activation_checkpoint =
+                              activation_checkpoint_of(recipe.train.activation_checkpoint),
                           .optimizer = recording.optimizer,
                           .sharded = parallel.fsdp,
                           .prefetch = parallel.fsdp_prefetch},

@@ -18,6 +18,7 @@ namespace hybridcp {
 struct CpContext;          // ops/context_parallel.h
 struct Sharded;            // ops/sharded.h
 struct RotaryTables;       // kernels/rotary/rotary.h
+struct SegmentHooks;       // ops/segment.h
 class ParameterResidency;  // parameter_residency.h
 
 struct NamedParameter {
@@ -38,6 +39,10 @@ struct ForwardResult {
 
 /// The first layer whose output (per_layer) holds a value that is not finite; nothing when all are.
 [[nodiscard]] std::optional<std::int64_t> first_non_finite_layer(const ForwardResult& result);
+
+/// What is computed again in the backward pass instead of kept (docs/activation-checkpointing.md):
+/// nothing, every block, or the feed-forward half of every block. Bits do not depend on it.
+enum class ActivationCheckpoint { kNone, kFull, kSelective };
 
 class HybridModel {
   public:
@@ -70,10 +75,16 @@ class HybridModel {
                                 std::int64_t layer,
                                 const CpContext& context) const;
     std::int64_t gdn_chunk_size = 64;
+    ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
     /// Told when weights are needed; null: they are always there. It must outlive backward passes.
     ParameterResidency* residency = nullptr;
 
   private:
+    struct Block;        // one layer's call
+    struct BlockOutput;  // and what it gives
+    BlockOutput run_block(const Sharded& hidden, const Block& block) const;
+    Sharded mixer_half(const Sharded& hidden, const Block& block) const;
+    BlockOutput feed_forward_half(const at::Tensor& hidden, const Block& block) const;
     // The mixers of a layer, in the layout of x, which is that of the context's plan.
     Sharded linear_attention(const Sharded& x, std::int64_t layer, const CpContext& context) const;
     Sharded linear_mixer(const Sharded& x, std::int64_t layer, const CpContext& context) const;
@@ -81,10 +92,10 @@ class HybridModel {
                            std::int64_t layer,
                            const RotaryTables& rotary,
                            const CpContext& context) const;
-    at::Tensor feed_forward(const at::Tensor& x,
-                            std::int64_t layer,
-                            bool keep_router_logits,
-                            ForwardResult& result) const;
+    /// Around the passes of a unit (parameter_residency.h).
+    SegmentHooks hooks_of_unit(std::int64_t unit) const;
+    at::Tensor embed(const at::Tensor& token_ids) const;
+    at::Tensor norm(const at::Tensor& hidden, std::int64_t layer, const char* name) const;
     at::Tensor weight(std::int64_t layer, const std::string& suffix) const;  // likewise
     at::Tensor exact_weight(const std::string& name) const;  // as it is kept (fp64 in fp64)
 

@@ -9,14 +9,17 @@
 
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
+#include "hybridcp/parameter_residency.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gdn/gate.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
+#include "model/block.h"
 #include "model/checkpoint_names.h"
 #include "ops/context_parallel.h"
 #include "ops/conversion.h"
+#include "ops/segment.h"
 #include "ops/token_gather.h"
 
 namespace hybridcp {
@@ -31,6 +34,12 @@ void check_token_ids(const at::Tensor& token_ids, const BatchPlan& plan, std::in
         HCP_CHECK(least.item<std::int64_t>() >= 0 && largest.item<std::int64_t>() < vocab_size,
                   "token ids from {} to {} do not fit the vocabulary of {}",
                   least.item<std::int64_t>(), largest.item<std::int64_t>(), vocab_size);
+    }
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& term) {
+    if (term.defined()) {
+        sum = sum.defined() ? sum + term : term;
     }
 }
 
@@ -177,6 +186,17 @@ Sharded HybridModel::mixer(const Sharded& x, std::int64_t layer, const CpContext
     return full_attention(x, layer, rotary, context);
 }
 
+at::Tensor HybridModel::embed(const at::Tensor& token_ids) const {
+    if (residency != nullptr) {
+        residency->before_forward(0);
+    }
+    const at::Tensor rows = embed_tokens(exact_weight(kEmbeddingName), token_ids, compute_dtype_);
+    if (residency != nullptr) {
+        residency->after_forward(0);
+    }
+    return rows;
+}
+
 ForwardResult HybridModel::forward(const at::Tensor& token_ids,
                                    const CpContext& context,
                                    bool keep_per_layer) const {
@@ -184,46 +204,41 @@ ForwardResult HybridModel::forward(const at::Tensor& token_ids,
     check_token_ids(token_ids, *context.plan, config_.vocab_size);
     // The stream between layers stays in fp32: what a layer adds is rounded, their sum is not.
     const LayoutTag stream_layout = context.plan->tag;
-    Sharded hidden{embed_tokens(exact_weight(kEmbeddingName), token_ids, compute_dtype_),
-                   stream_layout};
+    Sharded hidden{embed(token_ids), stream_layout};
     const RotaryTables rotary = make_rotary_tables(context.plan->positions, config_.rotary_dim(),
                                                    config_.rope_theta, compute_dtype_);
     ForwardResult result;
     for (std::int64_t layer = 0; layer < config_.num_layers(); ++layer) {
-        const auto norm = [&](const char* name) {
-            return hidden.with(
-                rms_norm_zero_centered(hidden.local, weight(layer, name), config_.rms_norm_eps)
-                    .to(compute_dtype_));
-        };
-        const bool is_linear =
-            config_.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
-        const LayoutTag mixer_layout =
-            is_linear && context.plan->to_linear ? context.plan->linear->tag : stream_layout;
+        const Block block{.layer = layer,
+                          .rotary = rotary,
+                          .context = context,
+                          .keep_router_logits = keep_per_layer && config_.has_experts()};
         if (context.parallel.elide_conversions) {  // layers that agree share a conversion
-            hidden = convert(hidden, mixer_layout, context);
+            hidden = convert(hidden, mixer_layout(config_, layer, context), context);
         }
-        const Sharded mixer_input = convert(norm("input_layernorm.weight"), mixer_layout, context);
-        const Sharded mixed = is_linear ? linear_mixer(mixer_input, layer, context)
-                                        : full_attention(mixer_input, layer, rotary, context);
-        hidden = hidden.with(hidden.local + convert(mixed, hidden.layout, context).local);
-        const at::Tensor fed = feed_forward(norm("post_attention_layernorm.weight").local, layer,
-                                            keep_per_layer, result);
-        hidden = hidden.with(hidden.local + fed);
+        const BlockOutput output = run_block(hidden, block);
+        hidden = hidden.with(output.hidden);
+        add_to(result.expert_counts, output.expert_counts);
+        add_to(result.probability_sums, output.probability_sums);
         if (keep_per_layer) {
             const at::NoGradGuard no_grad;
             const auto in_stream = [&](const at::Tensor& local) {
                 return convert(hidden.with(local.detach()), stream_layout, context).local;
             };
             result.per_layer.push_back(in_stream(hidden.local));
-            if (config_.num_experts > 0) {
-                result.router_logits.back() = in_stream(result.router_logits.back());
+            if (block.keep_router_logits) {
+                result.router_logits.push_back(in_stream(output.router_logits));
             }
         }
     }
     hidden = convert(hidden, stream_layout, context);
-    result.hidden =
-        rms_norm_zero_centered(hidden.local, exact_weight(kFinalNormName), config_.rms_norm_eps)
-            .to(compute_dtype_);
+    const auto final_norm = [this](const std::vector<at::Tensor>& inputs, ExchangeTape* /*tape*/) {
+        return std::vector<at::Tensor>{
+            rms_norm_zero_centered(inputs[0], exact_weight(kFinalNormName), config_.rms_norm_eps)
+                .to(compute_dtype_)};
+    };
+    const SegmentOptions head{.hooks = hooks_of_unit(1 + config_.num_layers())};
+    result.hidden = run_segment({hidden.local}, final_norm, head).front();
     return result;
 }
 

@@ -1,34 +1,30 @@
 // Full attention over documents spread over ranks: by head shards (ulysses), by gathering keys and
 // values, or round a ring.
 
-#include <ATen/OpMathType.h>
-
 #include "hybridcp/error.h"
 #include "ops/context_parallel.h"
+#include "ops/exchange_tape.h"
+#include "ops/gathered_attention.h"
 #include "ops/head_exchange.h"
 #include "ops/ring_attention.h"
-#include "ops/token_gather.h"
 
 namespace hybridcp {
 
 namespace {
 
-/// Keys and values travel in their own dtype; the attention over them and their gradients are in
-/// fp32, so that parts of a gradient from several ranks are summed before they are rounded, as on
-/// one rank.
-at::Tensor attention_all_gather(const at::Tensor& q,
-                                const at::Tensor& k,
-                                const at::Tensor& v,
-                                double scale,
-                                const CpContext& context) {
-    const std::int64_t head_dim = k.size(2);
-    const at::Tensor kv =
-        gather_tokens({at::cat({k, v}, 2), context.plan->tag},
-                      {.op = "attention_kv", .dtype = at::toOpMathType(k.scalar_type())},
-                      context);  // [T, Hkv, 2D]
-    return causal_attention(q.to(kv.scalar_type()), kv.narrow(2, 0, head_dim),
-                            kv.narrow(2, head_dim, v.size(2)), context.plan->local_blocks, scale)
-        .o.to(q.scalar_type());
+/// Attention to keys that are all here.
+at::Tensor attend_here(const AttentionPart& part, ExchangeTape* tape) {
+    constexpr const char* kTapeName = "attention";
+    if (tape != nullptr && tape->replays()) {
+        return recall_attention(part, tape->take(kTapeName).tensors[0]);
+    }
+    at::Tensor o = causal_attention(part.q, part.k, part.v,
+                                    {part.blocks.begin(), part.blocks.end()}, part.scale)
+                       .o;
+    if (tape != nullptr) {
+        tape->record({.op = kTapeName, .tensors = {o}});
+    }
+    return o;
 }
 
 at::Tensor attention_ulysses(const at::Tensor& q,
@@ -49,8 +45,12 @@ at::Tensor attention_ulysses(const at::Tensor& q,
         k_shard = k_shard.index_select(1, heads);
         v_shard = v_shard.index_select(1, heads);
     }
-    const at::Tensor o =
-        causal_attention(shard[0], k_shard, v_shard, context.plan->document_blocks, scale).o;
+    const at::Tensor o = attend_here({.q = shard[0],
+                                      .k = k_shard,
+                                      .v = v_shard,
+                                      .blocks = context.plan->document_blocks,
+                                      .scale = scale},
+                                     context.tape);
     return gather_heads({o}, {query_shards}, "attention_ulysses", context)[0];
 }
 
@@ -61,13 +61,18 @@ Sharded causal_attention_cp(
     const BatchPlan& plan = *context.plan;
     check_layout("attention", {&q, &k, &v}, plan);
     if (plan.layout.num_ranks() == 1) {
-        return q.with(causal_attention(q.local, k.local, v.local, plan.document_blocks, scale).o);
+        return q.with(attend_here({.q = q.local,
+                                   .k = k.local,
+                                   .v = v.local,
+                                   .blocks = plan.document_blocks,
+                                   .scale = scale},
+                                  context.tape));
     }
     switch (context.parallel.full_attention_mode) {
         case FullAttentionMode::kUlysses:
             return q.with(attention_ulysses(q.local, k.local, v.local, scale, context));
         case FullAttentionMode::kAllGather:
-            return q.with(attention_all_gather(q.local, k.local, v.local, scale, context));
+            return q.with(gathered_attention(q.local, k.local, v.local, scale, context));
         case FullAttentionMode::kRing:
             return q.with(ring_attention(q.local, k.local, v.local, scale, context));
     }

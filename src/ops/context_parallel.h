@@ -17,11 +17,15 @@
 
 namespace hybridcp {
 
+class ExchangeTape;  // ops/exchange_tape.h
+
 /// What an op needs besides its tensors. Group and plan must outlive the backward pass.
 struct CpContext {
     Group* group = nullptr;  // the cp group; may be null when the layout has one rank
     const BatchPlan* plan = nullptr;
     Parallel parallel;
+    /// Of the checkpointed segment whose forward pass runs; backward does not look at it.
+    ExchangeTape* tape = nullptr;
 };
 
 /// causal_conv_silu whose halo comes from the ranks that hold the preceding tokens.

@@ -5,11 +5,14 @@
 #include "kernels/conv/causal_conv.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel.h"
+#include "ops/exchange_tape.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
 
 namespace {
+
+constexpr const char* kOp = "conv_halo";
 
 struct Saved : torch::CustomClassHolder {
     CpContext context;
@@ -40,7 +43,7 @@ void move_rows(const Move& move,
         receives.push_back({.tensor = at::empty({message.num_rows, from.size(1)}, from.options()),
                             .peer = message.peer});
     }
-    std::vector<Pending> pending = context.group->exchange("conv_halo", sends, receives);
+    std::vector<Pending> pending = context.group->exchange(kOp, sends, receives);
     for (const RowRun& run : context.plan->halo.local) {
         into.narrow(0, run.*move.to_row, run.count) +=
             from.narrow(0, run.*move.from_row, run.count);
@@ -59,6 +62,9 @@ struct HaloFunction : Function<HaloFunction> {
         saved->context = context;
         saved->num_tokens = x.size(0);
         ctx->saved_data["saved"] = c10::IValue::make_capsule(saved);
+        if (context.tape != nullptr && context.tape->replays()) {
+            return context.tape->take(kOp).tensors[0];
+        }
         const HaloExchange& halo = context.plan->halo;
         at::Tensor rows = at::zeros({halo.num_segments * (halo.width - 1), x.size(1)}, x.options());
         move_rows({.outgoing = halo.sends,
@@ -66,7 +72,11 @@ struct HaloFunction : Function<HaloFunction> {
                    .from_row = &RowRun::source,
                    .to_row = &RowRun::target},
                   x, rows, context);
-        return rows.view({halo.num_segments, halo.width - 1, x.size(1)});
+        rows = rows.view({halo.num_segments, halo.width - 1, x.size(1)});
+        if (context.tape != nullptr) {
+            context.tape->record({.op = kOp, .tensors = {rows}});
+        }
+        return rows;
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {

@@ -1,8 +1,11 @@
 #include "ops/conversion.h"
 
+#include <utility>
+
 #include "comm/cpu_timer.h"
 #include "hybridcp/error.h"
 #include "ops/autograd.h"
+#include "ops/exchange_tape.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
@@ -68,6 +71,7 @@ at::Tensor move_rows(const at::Tensor& rows, const Conversion& conversion, Group
 struct Ways : torch::CustomClassHolder {
     std::shared_ptr<const Conversion> forward, backward;
     Group* group = nullptr;
+    ExchangeTape* tape = nullptr;  // for the forward pass
 };
 
 struct ConversionFunction : Function<ConversionFunction> {
@@ -75,7 +79,15 @@ struct ConversionFunction : Function<ConversionFunction> {
                             const Variable& x,
                             const c10::intrusive_ptr<Ways>& ways) {
         ctx->saved_data["ways"] = c10::IValue::make_capsule(ways);
-        return move_rows(x, *ways->forward, *ways->group);
+        ExchangeTape* tape = std::exchange(ways->tape, nullptr);
+        if (tape != nullptr && tape->replays()) {
+            return tape->take(kOp).tensors[0];
+        }
+        at::Tensor moved = move_rows(x, *ways->forward, *ways->group);
+        if (tape != nullptr) {
+            tape->record({.op = kOp, .tensors = {moved}});
+        }
+        return moved;
     }
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
         const auto holder = ctx->saved_data["ways"].toCapsule();
@@ -93,6 +105,7 @@ Sharded convert(const Sharded& x, const LayoutTag& to, const CpContext& context)
     }
     auto ways = c10::make_intrusive<Ways>();
     ways->group = context.group;
+    ways->tape = context.tape;
     if (plan.to_linear && x.layout == plan.to_linear->from && to == plan.to_linear->to) {
         ways->forward = plan.to_linear;
         ways->backward = plan.from_linear;

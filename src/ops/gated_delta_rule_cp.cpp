@@ -5,10 +5,12 @@
 // that no exchange knows of them.
 
 #include <algorithm>
+#include <utility>
 
 #include "hybridcp/error.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel.h"
+#include "ops/exchange_tape.h"
 #include "ops/head_exchange.h"
 #include "ops/state_exchange.h"
 
@@ -27,7 +29,8 @@ struct LocalCall : torch::CustomClassHolder {
     bool has_initial = false;
     bool want_final = false;
     std::shared_ptr<GdnCall> kernel;
-    std::unique_ptr<StateExchanger> exchange;
+    std::shared_ptr<StateExchanger> exchange;
+    ExchangeTape* tape = nullptr;  // for the forward pass, where states are exchanged
     Recorder* recorder = nullptr;  // of the group that exchanges
     at::Tensor M;                  // [segments, Hv, K, K], once something needs it
 
@@ -63,8 +66,10 @@ void absorb(at::Tensor& into,
     into.index_add_(0, rows, at::matmul(M.index_select(0, rows), states.to(into.scalar_type())));
 }
 
+constexpr const char* kTapeName = "gdn_state";
+
 /// S_start of the local segments, from other ranks and from earlier calls; undefined for zeros.
-at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
+at::Tensor exchange_start_states(LocalCall& call, const at::Tensor& initial) {
     at::Tensor S_start;
     if (call.exchange) {
         const auto summarize = [&] {
@@ -87,6 +92,21 @@ at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
     if (call.has_initial) {
         S_start = S_start.defined() ? S_start : call.zeros(call.num_segments());
         copy_states(S_start, call.ends.first_segments, initial, call.ends.first_documents);
+    }
+    return S_start;
+}
+
+/// The same, from the tape when it replays: with the exchanger, whose M the backward pass needs.
+at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
+    ExchangeTape* tape = std::exchange(call.tape, nullptr);
+    if (tape != nullptr && tape->replays()) {
+        TapeEntry kept = tape->take(kTapeName);
+        call.exchange = std::move(kept.exchanger);
+        return kept.tensors[0];
+    }
+    const at::Tensor S_start = exchange_start_states(call, initial);
+    if (tape != nullptr) {
+        tape->record({.op = kTapeName, .tensors = {S_start}, .exchanger = call.exchange});
     }
     return S_start;
 }
@@ -220,6 +240,7 @@ variable_list run_state_passing(const LocalInputs& inputs,
     call->ends = context.plan->segment_ends;
     if (context.plan->layout.num_ranks() > 1) {
         call->recorder = &context.group->recorder();
+        call->tape = context.tape;
         switch (context.parallel.linear_attention_mode) {
             case LinearAttentionMode::kP2p:
                 call->exchange = make_p2p_exchanger(context, call->shape);

@@ -5,11 +5,14 @@
 
 #include "kernels/attention/partial_attention.h"
 #include "ops/autograd.h"
+#include "ops/exchange_tape.h"
 #include "ops/row_messages.h"
 
 namespace hybridcp {
 
 namespace {
+
+constexpr const char* kOp = "attention_ring";
 
 struct Call : torch::CustomClassHolder {
     CpContext context;
@@ -74,7 +77,7 @@ class KeyRing {
     void post_next(std::size_t step) {
         const RingSchedule& ring = context_.plan->ring;
         const int num_ranks = context_.group->size();
-        next_ = post({.op = "attention_ring",
+        next_ = post({.op = kOp,
                       .message = ring[step].send,
                       .from = (context_.group->rank() + 1) % num_ranks,
                       .num_received = step + 1 < ring.size() ? ring[step + 1].num_rows : 0},
@@ -127,6 +130,35 @@ class GradientReturn {
     const RingStep* last_step_ = nullptr;
 };
 
+/// The forward pass: o, its log-sum-exp, and what rounding o to bf16 takes away. Backward needs
+/// <d_o, o> as exact as on one rank, where it comes from the weights, and half the bytes of an fp32
+/// copy say it.
+std::vector<at::Tensor> attend_ring(const at::Tensor& q,
+                                    const at::Tensor& k,
+                                    const at::Tensor& v,
+                                    const Call& call) {
+    const CpContext& context = call.context;
+    KeyRing ring(k, v, context);
+    AttentionOutput sum = attention_to_no_keys(q);
+    for (std::size_t step = 0; step < context.plan->ring.size(); ++step) {
+        ring.post_next(step);
+        const std::vector<AttentionBlock>& blocks = context.plan->ring_blocks[step];
+        if (!blocks.empty()) {  // a rank may only pass rows on
+            attend({.q = q,
+                    .k = keys_of(ring.held()),
+                    .v = values_of(ring.held()),
+                    .blocks = blocks,
+                    .scale = call.scale},
+                   sum);
+        }
+        ring.advance();
+    }
+    const at::Tensor o = sum.o.to(q.scalar_type());
+    const at::Tensor rounding =
+        o.scalar_type() == sum.o.scalar_type() ? at::Tensor() : (sum.o - o).to(o.scalar_type());
+    return {o, sum.lse, rounding};
+}
+
 struct RingAttention : Function<RingAttention> {
     static Variable forward(AutogradContext* ctx,
                             const Variable& q,
@@ -134,29 +166,15 @@ struct RingAttention : Function<RingAttention> {
                             const Variable& v,
                             const c10::intrusive_ptr<Call>& call) {
         ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-        const CpContext& context = call->context;
-        KeyRing ring(k, v, context);
-        AttentionOutput sum = attention_to_no_keys(q);
-        for (std::size_t step = 0; step < context.plan->ring.size(); ++step) {
-            ring.post_next(step);
-            const std::vector<AttentionBlock>& blocks = context.plan->ring_blocks[step];
-            if (!blocks.empty()) {  // a rank may only pass rows on
-                attend({.q = q,
-                        .k = keys_of(ring.held()),
-                        .v = values_of(ring.held()),
-                        .blocks = blocks,
-                        .scale = call->scale},
-                       sum);
-            }
-            ring.advance();
+        ExchangeTape* tape = call->context.tape;
+        const bool replays = tape != nullptr && tape->replays();
+        const std::vector<at::Tensor> kept =
+            replays ? tape->take(kOp).tensors : attend_ring(q, k, v, *call);
+        if (tape != nullptr && !replays) {
+            tape->record({.op = kOp, .tensors = kept});
         }
-        const at::Tensor o = sum.o.to(q.scalar_type());
-        // What rounding o to bf16 takes away: backward needs <d_o, o> as exact as on one rank,
-        // where it comes from the weights, and half the bytes of an fp32 copy say it.
-        const at::Tensor rounding =
-            o.scalar_type() == sum.o.scalar_type() ? at::Tensor() : (sum.o - o).to(o.scalar_type());
-        ctx->save_for_backward({q, k, v, o, sum.lse, rounding});
-        return o;
+        ctx->save_for_backward({q, k, v, kept[0], kept[1], kept[2]});
+        return kept[0];
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {

@@ -22,4 +22,14 @@ struct TokenGatherOptions {
                                        const TokenGatherOptions& options,
                                        const CpContext& context);
 
+/// Its two passes without autograd, for functions that gather again in their backward pass.
+[[nodiscard]] at::Tensor gather_rows(const at::Tensor& local,
+                                     const TokenGatherOptions& options,
+                                     const CpContext& context);
+/// Each rank's gradient [T, ...] of all rows -> their sum over the ranks, of the local rows
+/// [T_local, ...]; `options.dtype` is that of the result.
+[[nodiscard]] at::Tensor sum_gathered(const at::Tensor& gradient,
+                                      const TokenGatherOptions& options,
+                                      const CpContext& context);
+
 }  // namespace hybridcp

@@ -32,11 +32,20 @@ at::ScalarType compute_dtype_of(const std::string& dtype) {
     return dtype == "fp32" ? at::kFloat : at::kBFloat16;
 }
 
+ActivationCheckpoint activation_checkpoint_of(const std::string& word) {
+    HCP_CHECK(word == "none" || word == "full" || word == "selective",
+              "train.activation_checkpoint {} (one of none, full, selective)", word);
+    return word == "full"        ? ActivationCheckpoint::kFull
+           : word == "selective" ? ActivationCheckpoint::kSelective
+                                 : ActivationCheckpoint::kNone;
+}
+
 TrainedModelOptions trained_model_options(const Recipe& recipe, const Parallel& parallel) {
     const OptimizerRecipe& optimizer = recipe.train.optimizer;
     return {.config = recipe_model_config(recipe.model),
             .compute_dtype = compute_dtype_of(recipe.model.dtype),
             .gdn_chunk_size = recipe.train.gdn_chunk_size,
+            .activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint),
             .optimizer = {.betas = optimizer.betas,
                           .eps = optimizer.eps,
                           .weight_decay = optimizer.weight_decay},
@@ -57,6 +66,7 @@ HybridModel make_model(const Recipe& recipe) {
     HybridModel model(config, read_parameters(*parameter_source(recipe), config, device),
                       compute_dtype_of(recipe.model.dtype));
     model.gdn_chunk_size = recipe.train.gdn_chunk_size;
+    model.activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint);
     return model;
 }
 

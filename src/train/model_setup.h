@@ -19,6 +19,8 @@ namespace hybridcp {
                                                     const std::optional<double>& coefficient);
 /// at::kFloat or at::kBFloat16.
 [[nodiscard]] at::ScalarType compute_dtype_of(const std::string& dtype);
+/// Of train.activation_checkpoint.
+[[nodiscard]] ActivationCheckpoint activation_checkpoint_of(const std::string& word);
 
 /// model.path, or the initialisation from train.seed (the same on every rank). `note` gets a line
 /// for the user when tensors of the folder are skipped.

@@ -265,9 +265,6 @@ void check_together(const Reader& reader, Recipe& recipe) {
     if (!recipe.model.path && !recipe.model.preset) {
         throw UsageError("model.path and model.preset are both null: give one of them");
     }
-    if (recipe.train.activation_checkpoint != "none") {
-        refuse("train.activation_checkpoint", "is not built yet: use none");
-    }
     const bool evaluates = recipe.train.eval_every > 0;
     if (evaluates && recipe.data.validation_path.empty()) {
         refuse("train.eval_every", "needs data.validation_path");

@@ -82,6 +82,7 @@ class StepRun {
         hash.add(static_cast<std::uint64_t>(parallel_.exact_summaries));
         hash.add(static_cast<std::uint64_t>(model_.compute_dtype()));
         hash.add(static_cast<std::uint64_t>(model_.gdn_chunk_size));
+        hash.add(static_cast<std::uint64_t>(model_.activation_checkpoint));
         hash.add(micro_batches_.size());
         for (const TokenBatch& batch : micro_batches_) {
             hash.add(stream_layout(batch.document_lengths, parallel_).hash());

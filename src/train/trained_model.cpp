@@ -25,6 +25,7 @@ TrainedModel::TrainedModel(const TrainedModelOptions& options,
     }
     model_ = std::make_unique<HybridModel>(options.config, leaves, options.compute_dtype);
     model_->gdn_chunk_size = options.gdn_chunk_size;
+    model_->activation_checkpoint = options.activation_checkpoint;
     model_->residency = shards_.get();
     optimizer_ = std::make_unique<AdamW>(shards_ ? shards_->pieces() : whole_pieces(leaves),
                                          options.optimizer);

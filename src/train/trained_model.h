@@ -20,6 +20,7 @@ struct TrainedModelOptions {
     ModelConfig config;
     at::ScalarType compute_dtype = at::kFloat;
     std::int64_t gdn_chunk_size = 64;
+    ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
     AdamWOptions optimizer = {};
     bool sharded = false;  // over mesh.shards
     bool prefetch = true;  // of sharded parameters

@@ -156,9 +156,9 @@ TEST_P(EveryRankCount, AttentionSendsKeysAndValuesOnceEachWay) {
     for (int r = 0; r < P; ++r) {
         const std::int64_t others = kTokens - layout.num_local_tokens(r);
         EXPECT_EQ(run.traffic[static_cast<std::size_t>(r)].of("attention_kv").messages,
-                  P > 1 ? 2 : 0);
+                  P > 1 ? 3 : 0);
         EXPECT_EQ(run.traffic[static_cast<std::size_t>(r)].of("attention_kv").bytes,
-                  P > 1 ? ((P - 1) * longest + others) * row_bytes : 0);
+                  P > 1 ? (2 * (P - 1) * longest + others) * row_bytes : 0);
     }
 }
 

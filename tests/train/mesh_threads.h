@@ -11,7 +11,10 @@
 
 namespace hybridcp::testing {
 
-inline void run_mesh(int dp, int cp, const std::function<void(const Mesh&)>& body) {
+inline void run_mesh(int dp,
+                     int cp,
+                     const std::function<void(const Mesh&)>& body,
+                     int shard_size = 1) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const int num_ranks = dp * cp;
     RankFailures failures;
@@ -27,6 +30,7 @@ inline void run_mesh(int dp, int cp, const std::function<void(const Mesh&)>& bod
                                          .world_size = num_ranks,
                                          .dp = dp,
                                          .cp = cp,
+                                         .shard_size = shard_size,
                                          .timeout = std::chrono::seconds(60)});
                 body(mesh);
             } catch (...) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace hybridcp {
@@ -27,6 +28,16 @@ struct AttentionOutput {
     at::Tensor lse;  // [Tq, Hq] fp32 (fp64 for fp64), no gradient
 };
 
+/// All queries and some of the keys. Query head h uses KV head h / (Hq/Hkv). A query is in one
+/// block at most.
+struct AttentionPart {
+    at::Tensor q;  // [Tq, Hq, D]
+    at::Tensor k;  // [Tk, Hkv, D] of q's dtype, any strides
+    at::Tensor v;  // [Tk, Hkv, D]
+    std::span<const AttentionBlock> blocks;
+    double scale = 1.0;
+};
+
 /// Query head h uses KV head h / (Hq/Hkv). Differentiable in q, k and v; gradients of k and v are
 /// accumulated in fp32 over blocks. Shapes: q [Tq, Hq, D]; k, v [Tk, Hkv, D]. Errors: UsageError
 /// for shapes or dtypes that do not fit, a block outside the tensors, a causal one with more
@@ -36,5 +47,20 @@ struct AttentionOutput {
                                                const at::Tensor& v,
                                                const std::vector<AttentionBlock>& blocks,
                                                double scale);
+/// The o of causal_attention once more, from an earlier call with the same arguments: computes
+/// nothing but the gradients.
+[[nodiscard]] at::Tensor recall_attention(const AttentionPart& whole, const at::Tensor& o);
+
+/// causal_attention without autograd, for callers that exchange keys: `whole` has all keys that its
+/// queries see.
+[[nodiscard]] AttentionOutput attend_whole(const AttentionPart& whole);
+struct AttentionGradients {
+    at::Tensor dq;  // [Tq, Hq, D]
+    at::Tensor dk;  // [Tk, Hkv, D]
+    at::Tensor dv;  // [Tk, Hkv, D]
+};
+/// dq in q's dtype; dk and dv, of any strides, in the dtype of sums (fp32; fp64 for fp64).
+[[nodiscard]] AttentionGradients attend_whole_backward(const AttentionPart& whole,
+                                                       const at::Tensor& d_o);
 
 }  // namespace hybridcp

@@ -11,16 +11,6 @@
 
 namespace hybridcp {
 
-/// All queries and some of the keys. Query head h uses KV head h / (Hq/Hkv). A query is in one
-/// block at most.
-struct AttentionPart {
-    at::Tensor q;  // [Tq, Hq, D]
-    at::Tensor k;  // [Tk, Hkv, D] of q's dtype, any strides
-    at::Tensor v;  // [Tk, Hkv, D]
-    std::span<const AttentionBlock> blocks;
-    double scale = 1.0;
-};
-
 /// What no keys at all give: o zero and lse -inf, both in the dtype of sums (fp32; fp64 for fp64).
 [[nodiscard]] AttentionOutput attention_to_no_keys(const at::Tensor& q);
 
@@ -38,15 +28,9 @@ struct AttentionRows {
 [[nodiscard]] AttentionRows make_attention_rows(const AttentionOutput& output,
                                                 const at::Tensor& d_o);
 
-/// Sums of gradients in the dtype of sums, any strides.
-struct AttentionGradients {
-    at::Tensor dq;  // [Tq, Hq, D]
-    at::Tensor dk;  // [Tk, Hkv, D]
-    at::Tensor dv;  // [Tk, Hkv, D]
-};
-
 /// Adds the gradients of one part, whose weights are exp(score - lse): dq over all parts is the
-/// whole; dk and dv are those of the part's keys. Errors: UsageError as causal_attention.
+/// whole; dk and dv are those of the part's keys. `sums` are in the dtype of sums, any strides.
+/// Errors: UsageError as causal_attention.
 void attend_backward(const AttentionPart& part,
                      const AttentionRows& rows,
                      const AttentionGradients& sums);
