@@ -227,14 +227,14 @@ int verify_trajectory(const VerifyTrajectoryOptions& options) {
 
     Session session(environment, accelerator,
                     std::chrono::seconds(recipe.train.comm_timeout_seconds));
-    TrainedModel trained({.config = config,
-                          .gdn_chunk_size = recipe.train.gdn_chunk_size,
-                          .activation_checkpoint =
-                              activation_checkpoint_of(recipe.train.activation_checkpoint),
-                          .optimizer = recording.optimizer,
-                          .sharded = parallel.fsdp,
-                          .prefetch = parallel.fsdp_prefetch},
-                         *source, session.mesh());
+    TrainedModel trained(
+        {.config = config,
+         .gdn_chunk_size = recipe.train.gdn_chunk_size,
+         .activation_checkpoint = activation_checkpoint_of(recipe.train.activation_checkpoint),
+         .optimizer = recording.optimizer,
+         .sharded = parallel.fsdp,
+         .prefetch = parallel.fsdp_prefetch},
+        *source, session.mesh());
     const Parameters start = copy_parameters(trained);
     const Trace trace = train(recording, trained, parallel, session.mesh());
     const Parameters final = copy_parameters(trained);

@@ -97,7 +97,9 @@ void FlatShard::start_gather() {
         return;
     }
     give_memory(whole_);
-    const at::Tensor part = values_.to(options_.gather_dtype);
+    // In place: the part stands where it will be in the whole.
+    const at::Tensor part =
+        whole_.narrow(0, options_.ranks->rank() * part_numel_, part_numel_).copy_(values_);
     gather_ = std::make_unique<Pending>(
         options_.ranks->start_all_gather("parameter_gather", part, whole_));
 }

@@ -60,8 +60,8 @@ TEST_P(FlatShards, EveryElementHasOneRankAndTheGatherBringsAll) {
                 const NamedParameter& leaf = shard.leaves()[i];
                 EXPECT_EQ(leaf.name, slot.name);
                 EXPECT_EQ(leaf.value.scalar_type(), dtype);
-                EXPECT_TRUE(at::equal(leaf.value.detach(),
-                                      value_of(slot).view(slot.shape).to(dtype)))
+                EXPECT_TRUE(
+                    at::equal(leaf.value.detach(), value_of(slot).view(slot.shape).to(dtype)))
                     << slot.name;
             }
             shard.release();
@@ -77,8 +77,7 @@ TEST_P(FlatShards, EveryElementHasOneRankAndTheGatherBringsAll) {
 TEST_P(FlatShards, GradientsAreSummedInFp32OverRanksAndPasses) {
     testing::run_mesh(1, GetParam(), [&](const Mesh& mesh) {
         const double rank = mesh.world->rank();
-        FlatShard shard(make_slots(),
-                        {.gather_dtype = at::kBFloat16, .ranks = mesh.world.get()});
+        FlatShard shard(make_slots(), {.gather_dtype = at::kBFloat16, .ranks = mesh.world.get()});
         for (int pass = 0; pass < 2; ++pass) {
             for (const NamedParameter& leaf : shard.leaves()) {
                 if (leaf.name == "vector" && mesh.world->rank() == 0) {
@@ -99,10 +98,9 @@ TEST_P(FlatShards, GradientsAreSummedInFp32OverRanksAndPasses) {
             sum += 1.0 + 1.0 / 4096 + r;
         }
         for (const ParameterPiece& piece : shard.pieces()) {
-            const double expected =
-                2 * (piece.name == "vector" ? sum - 1.0 - 1.0 / 4096 : sum);
-            EXPECT_TRUE(at::allclose(piece.value.grad(), at::full_like(piece.value, expected),
-                                     1e-6, 0.0))
+            const double expected = 2 * (piece.name == "vector" ? sum - 1.0 - 1.0 / 4096 : sum);
+            EXPECT_TRUE(
+                at::allclose(piece.value.grad(), at::full_like(piece.value, expected), 1e-6, 0.0))
                 << piece.name;
         }
     });
