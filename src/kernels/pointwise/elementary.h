@@ -6,10 +6,15 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// a * b for a sum with another product. Of two plain ones the compiler would choose which to round
-/// before the addition, and might choose differently for full and incomplete vectors.
+/// a * b, rounded, for a sum with another product. Of two plain ones the compiler would choose which
+/// to round before the addition, and does choose differently for full and incomplete vectors (g++
+/// 13), so it must not know that this is one.
 HCP_INLINE Vec product(Vec a, Vec b) {
-    return Vec{} + a * b;
+    Vec rounded = a * b;
+#ifdef __x86_64__
+    asm("" : "+v"(rounded));
+#endif
+    return rounded;
 }
 
 HCP_INLINE Vec logistic(Vec x) {
