@@ -16,7 +16,10 @@ namespace hybridcp {
 /// after_backward is called, the gradients of the segment's parameters are in their leaves. A pass
 /// that throws does not call its second hook.
 struct SegmentHooks {
-    std::function<void()> before_forward, after_forward, before_backward, after_backward;
+    std::function<void()> before_forward = nullptr;
+    std::function<void()> after_forward = nullptr;
+    std::function<void()> before_backward = nullptr;
+    std::function<void()> after_backward = nullptr;
 };
 
 struct SegmentOptions {

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <numeric>
 
 #include "rank_threads.h"
@@ -62,7 +61,8 @@ ShardedRun run_sharded(const Layout& layout,
     for (const at::Tensor& weight : inputs.weights) {
         run.gradients.push_back(at::zeros_like(weight));
     }
-    std::mutex mutex;
+    std::vector<LocalResult> results(run.traffic.size());
+    std::vector<at::Tensor> indices(run.traffic.size());
     run_ranks(layout.num_ranks(), [&](Group& group) {
         const BatchPlan plan = make_batch_plan(layout, group.rank(), kConvWidth, at::kCPU);
         const CpContext context{.group = &group, .plan = &plan, .parallel = parallel};
@@ -70,17 +70,22 @@ ShardedRun run_sharded(const Layout& layout,
         for (int i = 1; i < repeats; ++i) {
             expect_same_bits(run_once(inputs, op, context), local);
         }
-        const std::lock_guard<std::mutex> lock(mutex);
-        run.traffic[static_cast<std::size_t>(group.rank())] = group.recorder();
-        run.output.index_copy_(0, plan.flat_indices, local.output);
+        const auto rank = static_cast<std::size_t>(group.rank());
+        run.traffic[rank] = group.recorder();
+        indices[rank] = plan.flat_indices;
+        results[rank] = std::move(local);
+    });
+    for (std::size_t rank = 0; rank < results.size(); ++rank) {
+        const LocalResult& local = results[rank];
+        run.output.index_copy_(0, indices[rank], local.output);
         for (std::size_t i = 0; i < local.gradients.size(); ++i) {
             if (i < inputs.tokens.size()) {
-                run.gradients[i].index_copy_(0, plan.flat_indices, local.gradients[i]);
+                run.gradients[i].index_copy_(0, indices[rank], local.gradients[i]);
             } else {
                 run.gradients[i] += local.gradients[i];
             }
         }
-    });
+    }
     return run;
 }
 
