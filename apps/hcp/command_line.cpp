@@ -12,12 +12,6 @@ namespace hybridcp::cli {
 
 namespace {
 
-void add_nproc(CLI::App* command, Request& request) {
-    command->add_option(
-        "--nproc", request.num_ranks,
-        "start so many ranks on this machine (without it: torchrun's, Slurm's or Open MPI's)");
-}
-
 void add_train(CLI::App& app, Request& request) {
     CLI::App* command = app.add_subcommand("train", "Train as a recipe says");
     command->add_option("recipe", request.train.recipe_path, "the recipe, YAML")->required();

@@ -8,6 +8,7 @@
 #include "hcp/bench_cp.h"
 #include "hcp/bench_gdn.h"
 #include "hcp/bench_op.h"
+#include "hcp/bench_train.h"
 #include "hcp/inspect_layout.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
@@ -28,6 +29,7 @@ enum class Command {
     kBenchCp,
     kBenchGdn,
     kBenchOp,
+    kBenchTrain,
     kVersion
 };
 
@@ -43,6 +45,7 @@ struct Request {
     BenchCpOptions bench_cp = {};
     BenchGdnOptions bench_gdn = {};
     BenchOpOptions bench_op = {};
+    BenchTrainOptions bench_train = {};
     InspectLayoutOptions inspect_layout = {};
 };
 

@@ -116,10 +116,37 @@ void add_bench_op(CLI::App& bench, Request& request, const std::string& name, co
     });
 }
 
+void add_bench_train(CLI::App& bench, Request& request) {
+    CLI::App* command = bench.add_subcommand(
+        "train", "A whole training step with whole and with sharded parameters");
+    BenchTrainOptions& options = request.bench_train;
+    command->add_option("recipe", options.recipe_path, "the recipe, YAML")->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    add_nproc(command, request);
+    comma_separated(
+        command->add_option("--variants", options.variants,
+                            "whole, sharded, sharded-no-prefetch, whole-full, "
+                            "whole-selective, sharded-full; the first is compared with"))
+        ->capture_default_str();
+    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
+        ->check(CLI::Range(0, 1000))
+        ->capture_default_str();
+    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
+        ->check(CLI::Range(1, 10000))
+        ->capture_default_str();
+    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    examples(command,
+             "  hcp bench train recipes/demo.yaml --nproc 4\n"
+             "  hcp bench train recipes/parity.yaml --nproc 4 --variants "
+             "whole,whole-full,sharded-full model.num_layers=4");
+    command->callback([&request] { request.command = Command::kBenchTrain; });
+}
+
 }  // namespace
 
 void add_bench_commands(CLI::App& bench, Request& request) {
     add_bench_cp(bench, request);
+    add_bench_train(bench, request);
     add_bench_gdn(bench, request);
     add_bench_op(bench, request, "conv", "Causal convolution and SiLU");
     add_bench_op(bench, request, "norm", "Zero-centred RMS norm");

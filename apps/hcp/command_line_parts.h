@@ -20,6 +20,12 @@ inline CLI::Option* comma_separated(CLI::Option* option) {
     return option->delimiter(',')->allow_extra_args(false);
 }
 
+inline void add_nproc(CLI::App* command, Request& request) {
+    command->add_option(
+        "--nproc", request.num_ranks,
+        "start so many ranks on this machine (without it: torchrun's, Slurm's or Open MPI's)");
+}
+
 /// The commands under `hcp bench`.
 void add_bench_commands(CLI::App& bench, Request& request);
 

@@ -48,6 +48,8 @@ int dispatch(const Request& request) {
             return bench_gdn(request.bench_gdn);
         case Command::kBenchOp:
             return bench_op(request.bench_op);
+        case Command::kBenchTrain:
+            return bench_train(request.bench_train);
         case Command::kExport:
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:
