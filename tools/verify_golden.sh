@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every golden file that this build can check: operators (reference, eager and fused, fp32 and bf16), models on 1, 2, 3, 4, 5
-# and 8 ranks in every mode and every layout, and the trajectories. One line a command; exit status 1 if any fails.
+# and 8 ranks in every mode and every layout, the trajectories, and these with sharded parameters. One line a command; exit status 1 if any fails.
 # BACKEND=fused runs the models and trajectories with it (eager by default).
-#   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|layouts|trajectories ...]
+#   tools/verify_golden.sh HCP_BINARY GOLDEN_FOLDER [ops|models|layouts|trajectories|sharding ...]
 set -uo pipefail
 
 readonly kHcp=${1:?the hcp program, build/hcp}
@@ -10,7 +10,7 @@ readonly kGolden=${2:?the golden folder, tests/golden}
 readonly kBackend=train.accelerator.linear_attention_gdn_backend=${BACKEND:-eager}
 shift 2
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(ops models layouts trajectories)
+[[ ${#parts[@]} -gt 0 ]] || parts=(ops models layouts trajectories sharding)
 
 failed=0
 total=0
@@ -137,6 +137,26 @@ verify_trajectories() {
     expect 0 "trajectory $name cp 2, zigzag, scan, ring" "${run[@]}" --nproc 2 train.accelerator.cp=2 \
       train.accelerator.linear_attention_cp_mode=scan train.accelerator.full_attention_cp_mode=ring \
       train.accelerator.sequence_layout=zigzag
+  done
+}
+
+# Each recorded run on meshes (dp x cp) with whole and with sharded parameters, and recomputed activations.
+verify_sharding() {
+  local folder name mesh dp cp run extra
+  for folder in "$kGolden"/trajectories/*/; do
+    name=$(basename "$folder")
+    for mesh in 1:4 2:2 1:8 1:3; do
+      dp=${mesh%:*} cp=${mesh#*:}
+      run=("$kHcp" verify trajectory "${folder%/}" --model "$kGolden/models/$name" "$kBackend" --nproc $((dp * cp))
+        train.accelerator.dp="$dp" train.accelerator.cp="$cp" train.accelerator.linear_attention_cp_mode=p2p
+        train.accelerator.full_attention_cp_mode=ring train.accelerator.sequence_layout=zigzag)
+      for extra in fsdp=false fsdp=true "fsdp=true fsdp_prefetch=false" "fsdp=true fsdp_shard_size=$cp"; do
+        # shellcheck disable=SC2086
+        expect 0 "trajectory $name dp $dp x cp $cp, $extra" "${run[@]}" $(printf 'train.accelerator.%s ' $extra)
+      done
+      expect 0 "trajectory $name dp $dp x cp $cp, sharded, recomputed" "${run[@]}" train.accelerator.fsdp=true \
+        train.activation_checkpoint=full
+    done
   done
 }
 

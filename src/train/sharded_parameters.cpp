@@ -67,6 +67,16 @@ std::vector<NamedParameter> ShardedParameters::leaves() const {
     return leaves;
 }
 
+std::vector<const FlatShard*> ShardedParameters::flat_shards() const {
+    std::vector<const FlatShard*> shards;
+    for (const Unit& unit : units_) {
+        for (const auto& shard : unit) {
+            shards.push_back(shard.get());
+        }
+    }
+    return shards;
+}
+
 std::vector<FlatShard*> ShardedParameters::shards_of(std::int64_t unit) const {
     std::vector<FlatShard*> shards;
     const auto add = [&](std::int64_t index) {

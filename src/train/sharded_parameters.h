@@ -39,6 +39,9 @@ class ShardedParameters final : public ParameterResidency {
     [[nodiscard]] Group& shards() const { return *options_.shards; }
     [[nodiscard]] Group& replicas() const { return *options_.replicas; }
 
+    /// Of all units, in their order.
+    [[nodiscard]] std::vector<const FlatShard*> flat_shards() const;
+
     /// Gradients become zero.
     void start_step();
     /// Reduces what the backward pass of one micro-batch has left (the embedding's gradient).

@@ -192,6 +192,40 @@ TEST(HybridSharding, ReplicasHaveTheSameBitsAfterEveryStep) {
         3);
 }
 
+/// docs/cost-model.md, sharded parameters.
+TEST(ShardedTraffic, IsThatOfTheCostModel) {
+    const ModelConfig config = make_config("tiny", false);
+    constexpr int kRanks = 4;
+    testing::run_mesh(
+        1, kRanks,
+        [&](const Mesh& mesh) {
+            const auto source = random_parameters(config, 5);
+            TrainedModel trained(
+                {.config = config, .compute_dtype = at::kBFloat16, .sharded = true}, *source, mesh);
+            const Parallel parallel{.cp = kRanks,
+                                    .linear_attention_mode = LinearAttentionMode::kP2p,
+                                    .full_attention_mode = FullAttentionMode::kAllGather};
+            std::int64_t parts = 0, gathered = 0;  // elements of all units; bytes of one pass
+            for (const FlatShard* shard : trained.shards()->flat_shards()) {
+                const std::int64_t numel = shard->values().numel();
+                const auto element =
+                    static_cast<std::int64_t>(shard->leaves().front().value.element_size());
+                const std::string& first = shard->leaves().front().name;
+                const bool once = first == "model.embed_tokens.weight" ||
+                                  first == "lm_head.weight" || first == "model.norm.weight";
+                parts += numel;
+                gathered += (once ? 1 : 2) * numel * element;
+            }
+            mesh.reset_recorders();
+            (void)trained.forward_backward({make_batch(1), make_batch(2)}, parallel);
+            const auto traffic = mesh.traffic();
+            EXPECT_EQ(traffic.at("parameter_gather").bytes, 2 * (kRanks - 1) * gathered);
+            EXPECT_EQ(traffic.at("gradient_scatter").bytes, 2 * (kRanks - 1) * 4 * parts);
+            EXPECT_EQ(traffic.count("gradients"), 0U);
+        },
+        kRanks);
+}
+
 TEST(ShardedMemory, StateFallsWithTheNumberOfRanks) {
     const ModelConfig config = make_config("tiny", false);
     for (const int num_ranks : {1, 2, 4}) {
