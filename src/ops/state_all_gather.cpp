@@ -43,6 +43,7 @@ class AllGatherExchanger : public StateExchanger {
                 S_start[static_cast<std::int64_t>(i)].copy_(state);
             }
         }
+        keep_maps_of_successors();
         return S_start;
     }
 
@@ -145,6 +146,23 @@ class AllGatherExchanger : public StateExchanger {
         }
     }
 
+    /// Backward reads nothing else; copies, so that what was gathered is freed.
+    void keep_maps_of_successors() {
+        std::vector<std::vector<GdnSummary>> kept;
+        for (const auto& of_rank : summaries_) {
+            kept.emplace_back(of_rank.size());
+        }
+        for (const Slots& after : prefix_.successors) {
+            for (const SummaryGather::Slot& slot : after) {
+                at::Tensor& M =
+                    kept[static_cast<std::size_t>(slot.rank)][static_cast<std::size_t>(slot.slot)]
+                        .M;
+                M = M.defined() ? M : summary_at(slot).M.clone();
+            }
+        }
+        summaries_ = std::move(kept);
+    }
+
     void pack(const GdnSummary& summary, at::Tensor& own) const {
         std::int64_t offset = 0;
         const auto put = [&](const at::Tensor& flat) {
@@ -172,7 +190,8 @@ class AllGatherExchanger : public StateExchanger {
     const SummaryGather& suffix_;
     StateShape shape_;
     IndependentHeads independent_;
-    /// By rank and slot: of every segment but the last of its chain, S [Hv, K, V] and M [Hv, K, K].
+    /// By rank and slot: of every segment but the last of its chain, S [Hv, K, V] and M [Hv, K, K];
+    /// after the forward pass M of those that come after a local one.
     std::vector<std::vector<GdnSummary>> summaries_;
 };
 

@@ -217,6 +217,7 @@ class P2pExchanger : public StateExchanger {
     void finish() override {
         if (traffic_) {
             traffic_->finish();
+            traffic_.reset();  // and what was received with it
         }
     }
 

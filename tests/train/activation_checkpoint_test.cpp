@@ -67,8 +67,7 @@ Outcome train(const Training& run, ActivationCheckpoint checkpoint, const Mesh& 
     mesh.reset_recorders();
     Outcome outcome;
     for (int step = 0; step < run.steps; ++step) {
-        const StepLoss loss = forward_backward(model, {packed_batch(step), packed_batch(step + 3)},
-                                               run.parallel, mesh);
+        const StepLoss loss = forward_backward(model, {packed_batch(step)}, run.parallel, mesh);
         outcome.losses.push_back(loss.loss);
         outcome.gradient_norms.push_back(clip_gradients(model.parameters(), 1.0));
         optimizer.step(3e-3);
@@ -104,11 +103,13 @@ void expect_traffic(const Traffic& with, const Traffic& without, bool full) {
     }
 }
 
-void expect_no_difference(const Training& run, const Mesh& mesh) {
+void expect_no_difference(const Training& run,
+                          const std::vector<ActivationCheckpoint>& checkpoints,
+                          const Mesh& mesh) {
     const Outcome none = train(run, ActivationCheckpoint::kNone, mesh);
-    for (const ActivationCheckpoint checkpoint : kCheckpoints) {
+    for (const ActivationCheckpoint checkpoint : checkpoints) {
         const bool full = checkpoint == ActivationCheckpoint::kFull;
-        SCOPED_TRACE(full ? "full" : "none or selective");
+        SCOPED_TRACE(full ? "full" : "selective");
         const Outcome outcome = train(run, checkpoint, mesh);
         expect_same_bits(outcome, none);
         expect_traffic(outcome.traffic, none.traffic, full);
@@ -141,6 +142,9 @@ std::vector<Training> every_run(int num_ranks) {
                 if ((converts && linear == LinearAttentionMode::kGatherHidden) ||
                     (splits_heads && num_ranks == 3)) {
                     continue;  // not a choice of a recipe
+                }
+                if (num_ranks == 1 && runs.size() == 12) {
+                    return runs;  // one rank has no modes
                 }
                 const std::size_t turn = runs.size();
                 runs.push_back({.model = turn % 3 == 0 ? "moe_tiny" : "dense_tiny",
@@ -175,33 +179,32 @@ TEST_P(EveryRankCount, TwoStepsOfEveryModeAndLayoutGiveTheSameBits) {
     run_mesh(1, GetParam(), [&](const Mesh& mesh) {
         for (const Training& run : every_run(mesh.cp->size())) {
             SCOPED_TRACE(describe(run));
-            expect_no_difference(run, mesh);
+            expect_no_difference(run, {ActivationCheckpoint::kFull}, mesh);
         }
     });
 }
 
 TEST_P(EveryRankCount, TwentyStepsGiveTheSameBits) {
-    int turn = 0;
+    const bool even = GetParam() % 2 == 0;
     for (const char* model : {"dense_tiny", "moe_tiny"}) {
-        for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-            const bool even = ++turn % 2 == 0;
-            const Training run{
-                .model = model,
-                .dtype = dtype,
-                .parallel = {.cp = GetParam(),
-                             .linear_attention_mode = LinearAttentionMode::kP2p,
-                             .full_attention_mode = FullAttentionMode::kRing,
-                             .linear_attention_backend = even ? LinearAttentionBackend::kFused
+        const bool is_fused = even == (model == std::string("moe_tiny"));
+        const Training run{
+            .model = model,
+            .dtype = is_fused ? at::kBFloat16 : at::kFloat,
+            .parallel = {.cp = GetParam(),
+                         .linear_attention_mode = LinearAttentionMode::kP2p,
+                         .full_attention_mode = FullAttentionMode::kRing,
+                         .linear_attention_backend = is_fused ? LinearAttentionBackend::kFused
                                                               : LinearAttentionBackend::kEager,
-                             .layout_kind = LayoutKind::kZigzag,
-                             .linear_layout_kind =
-                                 even ? LayoutKind::kFolded : LayoutKind::kZigzag},
-                .steps = 20};
-            run_mesh(1, GetParam(), [&](const Mesh& mesh) {
-                SCOPED_TRACE(describe(run));
-                expect_no_difference(run, mesh);
-            });
-        }
+                         .layout_kind = LayoutKind::kZigzag,
+                         .linear_layout_kind =
+                             is_fused ? LayoutKind::kFolded : LayoutKind::kZigzag},
+            .steps = 20};
+        run_mesh(1, GetParam(), [&](const Mesh& mesh) {
+            SCOPED_TRACE(describe(run));
+            expect_no_difference(
+                run, {ActivationCheckpoint::kFull, ActivationCheckpoint::kSelective}, mesh);
+        });
     }
 }
 

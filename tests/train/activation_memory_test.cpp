@@ -105,10 +105,13 @@ TEST(Memory, ALayerUnderFullKeepsItsInputAndWhatItReceived) {
                       .full_attention_mode = FullAttentionMode::kRing,
                       .linear_attention_backend = LinearAttentionBackend::kFused};
     EXPECT_EQ(growth(parallel), kTokens * (4 * kStream + kOutput));
-    parallel.cp = 2;
     const std::int64_t lse = 4 * 4;
-    EXPECT_EQ(growth(parallel),
-              kTokens / 2 * (4 * kStream + kOutput + lse) + 3 * (kHalo + 2 * kState));
+    for (const int num_ranks : {2, 4}) {
+        parallel.cp = num_ranks;
+        EXPECT_EQ(growth(parallel),
+                  kTokens / num_ranks * (4 * kStream + kOutput + lse) + 3 * (kHalo + 2 * kState))
+            << num_ranks << " ranks";
+    }
 }
 
 }  // namespace

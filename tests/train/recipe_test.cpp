@@ -102,8 +102,6 @@ TEST(Recipe, WhatWouldBeIgnoredIsRefused) {
               std::string::npos);
     EXPECT_NE(refusal("train: {eval_every: 2}\n").find("needs data.validation_path"),
               std::string::npos);
-    EXPECT_NE(refusal("train: {activation_checkpoint: full}\n").find("not built yet"),
-              std::string::npos);
     EXPECT_NE(refusal("train: {schedule: {decay: constant, min_lr_ratio: 0.5}}\n").find("ignored"),
               std::string::npos);
     EXPECT_NE(refusal("train: {global_batch_size: 5, accelerator: {dp: 2}}\n").find("that is: 6"),

@@ -138,6 +138,20 @@ TEST(Trainer, ExpertsGiveTheSameCurveOnDataParallelRanks) {
     }
 }
 
+TEST(Trainer, ActivationCheckpointingChangesNoBit) {
+    const auto curve = [](const std::string& checkpoint) {
+        const TemporaryFolder folder;
+        Recipe recipe = make_recipe(folder, 1, 2);
+        recipe.train.activation_checkpoint = checkpoint;
+        recipe.train.eval_every = 3;
+        recipe.data.validation_path = recipe.data.path;
+        return train(recipe).steps;
+    };
+    const auto none = curve("none");
+    EXPECT_EQ(curve("full"), none);
+    EXPECT_EQ(curve("selective"), none);
+}
+
 TEST(Trainer, LearnsLogsAndSaves) {
     const TemporaryFolder folder;
     Recipe recipe = make_recipe(folder, 1, 1);
