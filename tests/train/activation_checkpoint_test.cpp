@@ -6,11 +6,11 @@
 
 #include <cstring>
 
+#include "hybridcp/parameter_residency.h"
 #include "kernels/loss/cross_entropy.h"
 #include "mesh_threads.h"
 #include "ops/batch_plan.h"
 #include "ops/context_parallel.h"
-#include "ops/segment.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
@@ -63,13 +63,13 @@ struct Outcome {
 Outcome train(const Training& run, ActivationCheckpoint checkpoint, const Mesh& mesh) {
     HybridModel model = load_model(run);
     model.activation_checkpoint = checkpoint;
-    AdamW optimizer(model.parameters(), {});
+    AdamW optimizer(whole_pieces(model.parameters()), {});
     mesh.reset_recorders();
     Outcome outcome;
     for (int step = 0; step < run.steps; ++step) {
         const StepLoss loss = forward_backward(model, {packed_batch(step)}, run.parallel, mesh);
         outcome.losses.push_back(loss.loss);
-        outcome.gradient_norms.push_back(clip_gradients(model.parameters(), 1.0));
+        outcome.gradient_norms.push_back(clip_gradients(optimizer.pieces(), 1.0));
         optimizer.step(3e-3);
     }
     for (const NamedParameter& parameter : model.parameters()) {
@@ -268,7 +268,39 @@ class StorageSwap {
     std::vector<at::Tensor> values_, copies_;
 };
 
-TEST(Forward, ABlocksWeightsAreNeededBetweenItsHooksOnly) {
+/// Frees each block's weights while it is not computed.
+class Blocks final : public ParameterResidency {
+  public:
+    explicit Blocks(const HybridModel& model) {
+        for (std::int64_t layer = 0; layer < model.config().num_layers(); ++layer) {
+            blocks_.emplace_back(model, layer);
+        }
+    }
+    void before_forward(std::int64_t unit) override { gather(unit); }
+    void after_forward(std::int64_t unit) override { free(unit); }
+    void before_backward(std::int64_t unit) override { gather(unit); }
+    void after_backward(std::int64_t unit) override { free(unit); }
+
+  private:
+    void gather(std::int64_t unit) {
+        if (StorageSwap* block = block_of(unit)) {
+            block->gather();
+        }
+    }
+    void free(std::int64_t unit) {
+        if (StorageSwap* block = block_of(unit)) {
+            block->free();
+        }
+    }
+    StorageSwap* block_of(std::int64_t unit) {
+        const bool is_block = unit >= 1 && unit <= static_cast<std::int64_t>(blocks_.size());
+        return is_block ? &blocks_[static_cast<std::size_t>(unit - 1)] : nullptr;
+    }
+
+    std::vector<StorageSwap> blocks_;
+};
+
+TEST(Forward, ABlocksWeightsAreNeededInItsUnitOnly) {
     const TokenBatch batch = packed_batch(0);
     const BatchPlan plan =
         make_batch_plan({.document_lengths = batch.document_lengths, .parallel = {}});
@@ -290,19 +322,8 @@ TEST(Forward, ABlocksWeightsAreNeededBetweenItsHooksOnly) {
         };
         HybridModel model = load_model({.model = name, .dtype = at::kBFloat16, .parallel = {}});
         const std::vector<at::Tensor> expected = gradients(model);
-        std::vector<StorageSwap> blocks;
-        for (std::int64_t layer = 0; layer < model.config().num_layers(); ++layer) {
-            blocks.emplace_back(model, layer);
-        }
-        model.block_hooks = [&](std::int64_t layer) {
-            StorageSwap& block = blocks[static_cast<std::size_t>(layer)];
-            const auto gather = [&block] { block.gather(); };
-            const auto free = [&block] { block.free(); };
-            return SegmentHooks{.before_forward = gather,
-                                .after_forward = free,
-                                .before_backward = gather,
-                                .after_backward = free};
-        };
+        Blocks blocks(model);
+        model.residency = &blocks;
         for (const ActivationCheckpoint checkpoint : kCheckpoints) {
             model.activation_checkpoint = checkpoint;
             const std::vector<at::Tensor> seen = gradients(model);
