@@ -1,6 +1,8 @@
 // Import by runs of elements: the right ones, and no more memory than they need.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
