@@ -158,6 +158,20 @@ void add_inspect_layout(CLI::App& inspect, Request& request) {
     command->callback([&request] { request.command = Command::kInspectLayout; });
 }
 
+void add_inspect_checkpoint(CLI::App& inspect, Request& request) {
+    CLI::App* command = inspect.add_subcommand(
+        "checkpoint", "What a checkpoint holds, who saved it, and whether it is undamaged");
+    command
+        ->add_option("folder", request.inspect_checkpoint.folder,
+                     "a checkpoint, or a folder of them")
+        ->required();
+    examples(command,
+             "  hcp inspect checkpoint runs/demo\n"
+             "  hcp inspect checkpoint runs/demo/step-00000050\n"
+             "Every byte is checked; the exit status is 1 when one is damaged.");
+    command->callback([&request] { request.command = Command::kInspectCheckpoint; });
+}
+
 void add_version(CLI::App& app, Request& request) {
     CLI::App* version =
         app.add_subcommand("version", "Version of hcp and of the libraries it runs on");
@@ -243,6 +257,7 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     CLI::App* inspect = app.add_subcommand("inspect", "Show what a run would do, or has done");
     inspect->require_subcommand(1);
     add_inspect_layout(*inspect, request);
+    add_inspect_checkpoint(*inspect, request);
     CLI::App* bench = app.add_subcommand("bench", "Measure, after the result is verified");
     bench->require_subcommand(1);
     add_bench_commands(*bench, request);

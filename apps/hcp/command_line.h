@@ -9,6 +9,7 @@
 #include "hcp/bench_gdn.h"
 #include "hcp/bench_op.h"
 #include "hcp/bench_train.h"
+#include "hcp/inspect_checkpoint.h"
 #include "hcp/inspect_layout.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
@@ -26,6 +27,7 @@ enum class Command {
     kVerifyParallel,
     kExport,
     kInspectLayout,
+    kInspectCheckpoint,
     kBenchCp,
     kBenchGdn,
     kBenchOp,
@@ -47,6 +49,7 @@ struct Request {
     BenchOpOptions bench_op = {};
     BenchTrainOptions bench_train = {};
     InspectLayoutOptions inspect_layout = {};
+    InspectCheckpointOptions inspect_checkpoint = {};
 };
 
 /// Parses the arguments after the program's name. Prints help and returns nothing when that was

@@ -54,6 +54,8 @@ int dispatch(const Request& request) {
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:
             return inspect_layout(request.inspect_layout);
+        case Command::kInspectCheckpoint:
+            return inspect_checkpoint(request.inspect_checkpoint);
         case Command::kVerifyOp:
             return verify_op(request.verify_op);
         case Command::kVersion:

@@ -11,7 +11,7 @@
 #include "hcp/session.h"
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
-#include "train/checkpoint.h"
+#include "train/checkpoint_reader.h"
 #include "train/trainer.h"
 
 namespace hybridcp::cli {
@@ -101,11 +101,11 @@ int export_checkpoint(const ExportRequest& request) {
         }
         folder = *newest;
     }
-    const ModelConfig config = read_model_config(folder);
-    const HybridModel model(config, load_parameters(folder, config, at::kCPU), at::kFloat);
-    save_model(model, request.folder, request.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+    const CheckpointReader reader(folder);
+    save_parameters(reader, read_model_config(folder), request.folder,
+                    request.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
     fmt::print("{} -> {} ({}, {} tensors)\n", folder, request.folder, request.dtype,
-               model.parameters().size());
+               reader.manifest().parameters.size());
     return 0;
 }
 

@@ -16,7 +16,7 @@
 #include "hcp/report.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
-#include "model/safetensors.h"
+#include "train/checkpoint_reader.h"
 #include "train/model_setup.h"
 #include "train/trainer.h"
 
@@ -36,7 +36,7 @@ constexpr std::size_t kPrintedSteps = 8;
 
 struct Curve {
     std::vector<double> loss, grad_norm;
-    std::string model_path;  // of the final parameters; rank 0
+    std::string checkpoint;  // of the final parameters
 };
 
 /// A folder that goes with its owner.
@@ -74,7 +74,7 @@ Curve train_once(Recipe recipe, const Mesh& mesh, const std::string& folder) {
                                                  curve.loss.push_back(metrics.loss);
                                                  curve.grad_norm.push_back(metrics.grad_norm);
                                              }});
-    curve.model_path = report.checkpoint_folder + "/model.safetensors";
+    curve.checkpoint = report.checkpoint_folder;
     return curve;
 }
 
@@ -165,14 +165,14 @@ void print_steps(const Curve& all, const Curve& one, const Comparisons& comparis
     fmt::print("\n");
 }
 
-double parameter_difference(const std::string& path, const std::string& reference_path) {
-    const SafetensorsFile actual(path);
-    const SafetensorsFile reference(reference_path);
+double parameter_difference(const std::string& folder, const std::string& reference_folder) {
+    const CheckpointReader actual(folder);
+    const CheckpointReader reference(reference_folder);
     double error = 0.0;
     double norm = 0.0;
-    for (const auto& [name, entry] : reference.entries()) {
-        const at::Tensor expected = reference.read(name).to(at::kDouble);
-        error += (actual.read(name).to(at::kDouble) - expected).square().sum().item<double>();
+    for (const auto& [name, parameter] : reference.manifest().parameters) {
+        const at::Tensor expected = reference.value(name).to(at::kDouble);
+        error += (actual.value(name).to(at::kDouble) - expected).square().sum().item<double>();
         norm += expected.square().sum().item<double>();
     }
     return std::sqrt(error / norm);
@@ -198,7 +198,7 @@ Report make_report(const Recipe& recipe,
     report.add_note(fmt::format("largest difference in each quarter of the run: {}; {}",
                                 comparisons.loss.by_quarters(),
                                 comparisons.grad_norm.by_quarters()));
-    const double parameters = parameter_difference(all.model_path, one.model_path);
+    const double parameters = parameter_difference(all.checkpoint, one.checkpoint);
     report.add_note(
         fmt::format("final parameters differ by {:.1e} (rel-L2 of all together)", parameters));
     steps["loss"] = all.loss;

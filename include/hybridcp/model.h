@@ -116,6 +116,7 @@ class HybridModel {
                                                           const ModelConfig& config,
                                                           const at::Device& device,
                                                           std::string* skipped = nullptr);
+inline constexpr std::int64_t kMaxShardBytes = 5'000'000'000;
 /// Saves config.json and model.safetensors (dtype: kFloat or kBFloat16; A_log, dt_bias and norms
 /// stay fp32; experts fused, as in the released files) so that Transformers loads them; weights
 /// beyond max_shard_bytes are split in shards with an index. Files are complete or absent: written
@@ -124,6 +125,6 @@ class HybridModel {
 void save_model(const HybridModel& model,
                 const std::string& folder,
                 at::ScalarType dtype,
-                std::int64_t max_shard_bytes = 5'000'000'000);
+                std::int64_t max_shard_bytes = kMaxShardBytes);
 
 }  // namespace hybridcp

@@ -1,14 +1,18 @@
 #include "core/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
+#include "core/checksum.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp {
@@ -84,10 +88,63 @@ std::string read_file(const std::string& path) {
 
 void sync_folder(const std::string& folder) {
     const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
+    const int reason = errno;
     if (descriptor >= 0) {
-        ::fsync(descriptor);
         ::close(descriptor);
     }
+    if (!synced && reason != EINVAL && reason != ENOTSUP) {
+        throw FormatError(fmt::format("cannot sync {}: {}", folder, std::strerror(reason)));
+    }
+}
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat status{};
+    if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+        const std::string reason = descriptor_ < 0 ? std::strerror(errno) : "not a regular file";
+        if (descriptor_ >= 0) {
+            ::close(descriptor_);
+        }
+        throw FormatError(fmt::format("cannot read {}: {}", path_, reason));
+    }
+    size_bytes_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+InputFile::~InputFile() {
+    ::close(descriptor_);
+}
+
+void InputFile::read(std::uint64_t offset, void* into, std::size_t size_bytes) const {
+    char* cursor = static_cast<char*>(into);
+    while (size_bytes > 0) {
+        const ssize_t count = ::pread(descriptor_, cursor, size_bytes, static_cast<off_t>(offset));
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count <= 0) {
+            throw FormatError(
+                fmt::format("cannot read {} at byte {}: {}", path_, offset,
+                            count == 0 ? "the file ends there" : std::strerror(errno)));
+        }
+        cursor += count;
+        offset += static_cast<std::uint64_t>(count);
+        size_bytes -= static_cast<std::size_t>(count);
+    }
+}
+
+std::uint64_t InputFile::checksum(std::uint64_t offset, std::uint64_t size_bytes) const {
+    constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+    std::vector<char> buffer(static_cast<std::size_t>(std::min(size_bytes, kPieceBytes)));
+    Xxh64 sum;
+    while (size_bytes > 0) {
+        const auto count = static_cast<std::size_t>(std::min(size_bytes, kPieceBytes));
+        read(offset, buffer.data(), count);
+        sum.update(buffer.data(), count);
+        offset += count;
+        size_bytes -= count;
+    }
+    return sum.digest();
 }
 
 }  // namespace hybridcp

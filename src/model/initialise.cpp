@@ -3,9 +3,6 @@
 // nor on the rank.
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <functional>
-#include <numeric>
-
 #include "hybridcp/model.h"
 #include "model/parameter_source.h"
 
@@ -46,14 +43,13 @@ class RandomParameters final : public ParameterSource {
     RandomParameters(double initializer_range, std::uint64_t seed)
         : initializer_range_(initializer_range), seed_(seed) {}
 
-    [[nodiscard]] at::Tensor read(const ParameterShape& parameter,
-                                  std::int64_t begin,
-                                  std::int64_t count) const override {
+    void read(const ParameterShape& parameter,
+              std::int64_t begin,
+              const at::Tensor& into) const override {
+        // All of it, since each value follows from those before.
         at::Tensor value = at::empty(parameter.shape, at::TensorOptions().dtype(at::kFloat));
         fill_parameter(value, parameter.name, initializer_range_, seed_);
-        // A copy, so that the whole does not live on with its part.
-        return count == value.numel() ? value.view({-1})
-                                      : value.view({-1}).narrow(0, begin, count).clone();
+        into.copy_(value.view({-1}).narrow(0, begin, into.numel()));
     }
 
   private:
@@ -67,15 +63,21 @@ std::unique_ptr<ParameterSource> random_parameters(const ModelConfig& config, st
     return std::make_unique<RandomParameters>(config.initializer_range, seed);
 }
 
+at::Tensor read_parameter(const ParameterSource& source,
+                          const ParameterShape& parameter,
+                          const at::Device& device) {
+    at::Tensor value = at::empty(parameter.shape, at::TensorOptions(device).dtype(at::kFloat));
+    source.read(parameter, 0, value.view({-1}));
+    return value;
+}
+
 std::vector<NamedParameter> read_parameters(const ParameterSource& source,
                                             const ModelConfig& config,
                                             const at::Device& device) {
     std::vector<NamedParameter> parameters;
     for (const ParameterShape& parameter : parameter_shapes(config)) {
-        const std::int64_t count = std::accumulate(parameter.shape.begin(), parameter.shape.end(),
-                                                   std::int64_t{1}, std::multiplies<>());
-        const at::Tensor value = source.read(parameter, 0, count).view(parameter.shape);
-        parameters.push_back({parameter.name, value.to(device).requires_grad_(true)});
+        const at::Tensor value = read_parameter(source, parameter, device);
+        parameters.push_back({parameter.name, value.requires_grad_(true)});
     }
     return parameters;
 }

@@ -166,8 +166,8 @@ std::map<std::string, Sources> locate_parameters(const Files& files,
     return located;
 }
 
-/// A tensor in fp32. Errors: FormatError for another shape or no floating-point dtype.
-at::Tensor read_tensor(const Location& location, const std::vector<std::int64_t>& shape) {
+/// Errors: FormatError for another shape or no floating-point dtype.
+void check_tensor(const Location& location, const std::vector<std::int64_t>& shape) {
     const SafetensorsFile::Entry& entry = location.file->entries().at(location.stored_name);
     const std::string where =
         fmt::format("{}: tensor {}", location.file->path(), location.stored_name);
@@ -179,7 +179,6 @@ at::Tensor read_tensor(const Location& location, const std::vector<std::int64_t>
         throw FormatError(fmt::format("{} has dtype {}, a parameter needs a floating-point one",
                                       where, at::toString(entry.dtype)));
     }
-    return location.file->read(location.stored_name).to(at::kFloat);
 }
 
 [[noreturn]] void fail_on_missing(const std::string& folder,
@@ -189,52 +188,62 @@ at::Tensor read_tensor(const Location& location, const std::vector<std::int64_t>
                                   fmt::join(shape, ", ")));
 }
 
-/// A fused parameter of the experts from its pieces: gate rows first, then up rows.
-at::Tensor read_pieces(const std::string& folder,
-                       const Sources& sources,
-                       const ParameterShape& expected) {
-    at::Tensor value = at::empty(expected.shape, at::TensorOptions().dtype(at::kFloat));
+/// A run of a fused parameter of the experts from its pieces: of each expert gate rows first, then
+/// up rows.
+void read_pieces(const std::string& folder,
+                 const Sources& sources,
+                 const ParameterShape& fused,
+                 std::int64_t begin,
+                 const at::Tensor& into) {
     const bool is_down = sources.pieces.begin()->first.second == ExpertPart::kDown;
     const std::vector<ExpertPart> parts =
         is_down ? std::vector{ExpertPart::kDown} : std::vector{ExpertPart::kGate, ExpertPart::kUp};
     const auto num_parts = static_cast<std::int64_t>(parts.size());
-    const std::int64_t rows = expected.shape[1] / num_parts;
-    const std::vector<std::int64_t> shape{rows, expected.shape[2]};
-    for (std::int64_t expert = 0; expert < expected.shape[0]; ++expert) {
-        for (std::int64_t i = 0; i < num_parts; ++i) {
-            const ExpertPart part = parts[static_cast<std::size_t>(i)];
-            const auto found = sources.pieces.find({expert, part});
-            if (found == sources.pieces.end()) {
-                fail_on_missing(folder, single_expert_name(expected.name, {expert, part}), shape);
-            }
-            value[expert].narrow(0, i * rows, rows).copy_(read_tensor(found->second, shape));
+    const std::vector<std::int64_t> shape{fused.shape[1] / num_parts, fused.shape[2]};
+    const std::int64_t count = shape[0] * shape[1];
+    const std::int64_t end = begin + into.numel();
+    for (std::int64_t piece = begin / count; piece * count < end; ++piece) {
+        const std::int64_t expert = piece / num_parts;
+        const ExpertPart part = parts[static_cast<std::size_t>(piece % num_parts)];
+        const auto found = sources.pieces.find({expert, part});
+        if (found == sources.pieces.end()) {
+            fail_on_missing(folder, single_expert_name(fused.name, {expert, part}), shape);
         }
+        check_tensor(found->second, shape);
+        const std::int64_t first = std::max(begin, piece * count);
+        const std::int64_t last = std::min(end, (piece + 1) * count);
+        found->second.file->read_run(found->second.stored_name, first - piece * count,
+                                     into.narrow(0, first - begin, last - first));
     }
-    return value;
 }
 
 class StoredParameters final : public ParameterSource {
   public:
     StoredParameters(const std::string& folder, const ModelConfig& config, std::string* skipped)
-        : folder_(folder), files_(open_weights(folder)) {
+        : folder_(folder) {
+        const ModelConfig folder_config = read_model_config(folder);
+        files_ = open_weights(folder);
         SkippedCounts counts;
-        located_ = locate_parameters(files_, config, read_model_config(folder), counts);
+        located_ = locate_parameters(files_, config, folder_config, counts);
         if (skipped != nullptr) {
             *skipped = counts.line();
         }
     }
 
-    [[nodiscard]] at::Tensor read(const ParameterShape& parameter,
-                                  std::int64_t begin,
-                                  std::int64_t count) const override {
+    void read(const ParameterShape& parameter,
+              std::int64_t begin,
+              const at::Tensor& into) const override {
         const auto found = located_.find(parameter.name);
         if (found == located_.end()) {
             fail_on_missing(folder_, parameter.name, parameter.shape);
         }
         const Sources& sources = found->second;
-        const at::Tensor value = sources.whole ? read_tensor(*sources.whole, parameter.shape)
-                                               : read_pieces(folder_, sources, parameter);
-        return value.view({-1}).narrow(0, begin, count).clone();
+        if (sources.whole) {
+            check_tensor(*sources.whole, parameter.shape);
+            sources.whole->file->read_run(sources.whole->stored_name, begin, into);
+        } else {
+            read_pieces(folder_, sources, parameter, begin, into);
+        }
     }
 
   private:

@@ -4,19 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <map>
-#include <set>
-#include <string_view>
+#include <random>
+#include <thread>
 
-#include <nlohmann/json.hpp>
-
+#include "core/checksum.h"
 #include "core/files.h"
 #include "hybridcp/error.h"
-#include "model/safetensors.h"
+#include "train/checkpoint_folders.h"
+#include "train/shared_work.h"
 
 namespace hybridcp {
 
@@ -24,270 +20,277 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::int64_t kVersion = 1;
-constexpr std::string_view kFolderPrefix = "step-";
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
-constexpr const char* kStateFile = "state.json";
-constexpr const char* kManifestFile = "manifest.json";
+constexpr std::chrono::milliseconds kPollInterval{50};
 
-std::string step_folder(const std::string& dir, std::int64_t step) {
-    return (fs::path(dir) / fmt::format("{}{:08}", kFolderPrefix, step)).string();
+at::Tensor flat(const at::Tensor& tensor) {
+    return tensor.detach().view({-1});
 }
 
-/// The step of a folder named step-N; nothing for another name.
-std::optional<std::int64_t> step_of_folder(const fs::path& folder) {
-    const std::string name = folder.filename().string();
-    std::int64_t step = 0;
-    if (!name.starts_with(kFolderPrefix)) {
-        return std::nullopt;
+/// The pieces with their moments, each cut in the same way.
+struct Share {
+    std::vector<ParameterPiece> values, exp_avg, exp_avg_sq;
+    [[nodiscard]] const std::vector<ParameterPiece>& of(PieceKind kind) const {
+        return kind == PieceKind::kValue    ? values
+               : kind == PieceKind::kExpAvg ? exp_avg
+                                            : exp_avg_sq;
     }
-    const auto [end, error] =
-        std::from_chars(name.data() + kFolderPrefix.size(), name.data() + name.size(), step);
-    return error == std::errc{} && end == name.data() + name.size() ? std::optional(step)
-                                                                    : std::nullopt;
-}
-
-/// All step-N folders, the newest last.
-std::map<std::int64_t, std::string> list_checkpoints(const std::string& dir) {
-    std::map<std::int64_t, std::string> found;
-    std::error_code none;  // a dir that does not exist holds none
-    for (const auto& entry : fs::directory_iterator(dir, none)) {
-        if (const auto step = step_of_folder(entry.path()); step && entry.is_directory()) {
-            found[*step] = entry.path().string();
-        }
-    }
-    return found;
-}
-
-/// Runs a std::filesystem action; its failure becomes a FormatError.
-template <typename Action>
-void with_files(const std::string& what, const Action& action) {
-    try {
-        action();
-    } catch (const fs::filesystem_error& error) {
-        throw FormatError(fmt::format("cannot {}: {}", what, error.code().message()));
-    }
-}
-
-struct FileSum {
-    std::uint64_t size_bytes = 0;
-    std::uint64_t fnv1a64 = 0xcbf29ce484222325ULL;
 };
 
-FileSum sum_file(const std::string& path) {
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream) {
-        throw FormatError(fmt::format("cannot read {}: {}", path, std::strerror(errno)));
-    }
-    FileSum sum;
-    std::vector<char> buffer(std::size_t{1} << 20);
-    while (stream) {
-        stream.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-        const auto count = static_cast<std::size_t>(stream.gcount());
-        for (std::size_t i = 0; i < count; ++i) {
-            sum.fnv1a64 = (sum.fnv1a64 ^ static_cast<unsigned char>(buffer[i])) * 0x100000001b3ULL;
+Share make_share(const AdamW& optimizer, const Group& replicas) {
+    const auto cut = [&](const std::vector<at::Tensor>* moments) {
+        std::vector<ParameterPiece> pieces = optimizer.pieces();
+        for (std::size_t i = 0; moments != nullptr && i < pieces.size(); ++i) {
+            pieces[i].value = (*moments)[i];
         }
-        sum.size_bytes += count;
-    }
-    return sum;
+        return share_of_pieces(pieces, replicas.rank(), replicas.size());
+    };
+    return {cut(nullptr), cut(&optimizer.exp_avg()), cut(&optimizer.exp_avg_sq())};
 }
 
-nlohmann::json read_json(const std::string& path) {
-    nlohmann::json value = nlohmann::json::parse(read_file(path), nullptr, false);
-    if (!value.is_object()) {
-        throw FormatError(fmt::format("{}: not a JSON object", path));
+/// Writes this rank's part, if it has any elements, and returns the report of it.
+std::string write_part(const std::string& folder, const std::string& name, const Share& share) {
+    Manifest part;
+    const std::size_t num_pieces = share.values.size();
+    if (num_pieces == 0) {
+        return report_text(part);
     }
-    return value;
+    std::vector<TensorOutline> outlines;
+    for (const PieceKind kind : kPieceKinds) {
+        for (const ParameterPiece& piece : share.of(kind)) {
+            outlines.push_back({.name = stored_tensor_name(kind, piece.name, piece.begin),
+                                .shape = {piece.value.numel()}});
+        }
+    }
+    const SafetensorsSums sums = write_safetensors(
+        (fs::path(folder) / name).string(), outlines,
+        [&](std::size_t i) { return share.of(kPieceKinds[i / num_pieces])[i % num_pieces].value; });
+    part.files[name] = {.size_bytes = sums.size_bytes,
+                        .checked_bytes = sums.header_bytes,
+                        .xxh64 = sums.header_xxh64};
+    for (const ParameterPiece& piece : share.values) {
+        StoredRun run{.file = name, .begin = piece.begin, .count = piece.value.numel()};
+        for (const PieceKind kind : kPieceKinds) {
+            run.xxh64[static_cast<std::size_t>(kind)] =
+                sums.tensor_xxh64.at(stored_tensor_name(kind, piece.name, piece.begin));
+        }
+        StoredParameter& parameter = part.parameters[piece.name];
+        parameter.shape = piece.shape;
+        parameter.runs.push_back(run);
+    }
+    return report_text(part);
 }
 
-void write_tensors(const std::string& folder, const HybridModel& model, const AdamW& optimizer) {
-    std::vector<std::pair<std::string, at::Tensor>> values;
-    std::vector<std::pair<std::string, at::Tensor>> moments;
-    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-        const NamedParameter& parameter = model.parameters()[i];
-        values.emplace_back(parameter.name, parameter.value.detach());
-        moments.emplace_back("exp_avg." + parameter.name, optimizer.exp_avg()[i]);
-        moments.emplace_back("exp_avg_sq." + parameter.name, optimizer.exp_avg_sq()[i]);
-    }
-    write_safetensors((fs::path(folder) / kModelFile).string(), values, {{"format", "pt"}});
-    write_safetensors((fs::path(folder) / kOptimizerFile).string(), moments);
-    write_model_config(model.config(), folder, at::kFloat);
+StoredFile sum_of_file(const std::string& path) {
+    const InputFile file(path);
+    return {file.size_bytes(), file.size_bytes(), file.checksum(0, file.size_bytes())};
 }
 
-void write_state_and_manifest(const std::string& folder, const TrainState& state) {
-    const nlohmann::json value{{"step", state.step},
-                               {"consumed_rows", state.consumed_rows},
-                               {"seed", state.seed},
-                               {"data_fingerprint", state.data_fingerprint},
-                               {"recipe_hash", state.recipe_hash}};
-    write_file_atomically((fs::path(folder) / kStateFile).string(), value.dump(2) + "\n");
-    nlohmann::json files = nlohmann::json::object();
-    for (const auto& entry : fs::directory_iterator(folder)) {
-        const FileSum sum = sum_file(entry.path().string());
-        files[entry.path().filename().string()] = {{"bytes", sum.size_bytes},
-                                                   {"fnv1a64", sum.fnv1a64}};
+/// What rank 0 writes when all parts are there; the manifest last.
+void write_contents(const std::string& folder,
+                    const ModelConfig& config,
+                    const TrainState& state,
+                    const std::vector<std::string>& reports) {
+    Manifest manifest{.step = state.step};
+    for (const std::string& report : reports) {
+        add_report(report, manifest);
     }
-    const nlohmann::json manifest{{"version", kVersion}, {"files", files}};
-    write_file_atomically((fs::path(folder) / kManifestFile).string(), manifest.dump(2) + "\n");
+    write_model_config(config, folder, at::kFloat);
+    write_file_atomically(folder + "/" + kStateFile, state.to_json());
+    for (const char* name : {kConfigFile, kStateFile}) {
+        manifest.files[name] = sum_of_file(folder + "/" + name);
+    }
+    write_file_atomically(folder + "/" + kManifestFile, manifest_text(std::move(manifest)));
 }
 
-/// Copies `name` of a file into `into`. Errors: UsageError when the shape differs.
-void read_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& into) {
-    if (!file.contains(name)) {
-        throw UsageError(
-            fmt::format("{}: has no tensor {}, which the recipe's model needs: use the model "
-                        "of the checkpoint, or checkpoint.resume: never",
-                        file.path(), name));
-    }
-    const at::IntArrayRef shape(file.entries().at(name).shape);
-    if (shape != into.sizes()) {
-        throw UsageError(
-            fmt::format("{}: tensor {} is [{}], but [{}] in the recipe's model: use the model of "
-                        "the checkpoint, "
-                        "or checkpoint.resume: never",
-                        file.path(), name, fmt::join(shape, ", "), fmt::join(into.sizes(), ", ")));
-    }
-    const at::NoGradGuard no_grad;
-    into.copy_(file.read(name));
-}
-
-void refuse_surplus(const SafetensorsFile& file, const HybridModel& model) {
-    std::set<std::string> known;
-    for (const NamedParameter& parameter : model.parameters()) {
-        known.insert(parameter.name);
-    }
-    for (const auto& [name, entry] : file.entries()) {
-        if (!known.contains(name)) {
+void check_model(const CheckpointReader& reader, const ModelConfig& config) {
+    const auto& stored = reader.manifest().parameters;
+    const char* advice = "use the model of the checkpoint, or checkpoint.resume: never";
+    std::size_t known = 0;
+    for (const ParameterShape& parameter : parameter_shapes(config)) {
+        const auto found = stored.find(parameter.name);
+        if (found == stored.end()) {
+            throw UsageError(fmt::format("{}: has no tensor {}, which the recipe's model needs: {}",
+                                         reader.folder(), parameter.name, advice));
+        }
+        if (found->second.shape != parameter.shape) {
             throw UsageError(
-                fmt::format("{}: tensor {} is not in the recipe's model: use the model of "
-                            "the checkpoint, or checkpoint.resume: never",
-                            file.path(), name));
+                fmt::format("{}: tensor {} is [{}], but [{}] in the recipe's model: {}",
+                            reader.folder(), parameter.name, fmt::join(found->second.shape, ", "),
+                            fmt::join(parameter.shape, ", "), advice));
         }
+        ++known;
     }
+    if (known == stored.size()) {
+        return;
+    }
+    auto surplus = stored;
+    for (const ParameterShape& parameter : parameter_shapes(config)) {
+        surplus.erase(parameter.name);
+    }
+    throw UsageError(fmt::format("{}: tensor {} is not in the recipe's model: {}", reader.folder(),
+                                 surplus.begin()->first, advice));
 }
+
 }  // namespace
 
+std::vector<ParameterPiece> share_of_pieces(const std::vector<ParameterPiece>& pieces,
+                                            int replica,
+                                            int num_replicas) {
+    std::int64_t total = 0;
+    for (const ParameterPiece& piece : pieces) {
+        total += piece.value.numel();
+    }
+    const std::int64_t first = total * replica / num_replicas;
+    const std::int64_t last = total * (replica + 1) / num_replicas;
+    std::vector<ParameterPiece> share;
+    std::int64_t position = 0;
+    for (const ParameterPiece& piece : pieces) {
+        const std::int64_t begin = std::max(first, position);
+        const std::int64_t end = std::min(last, position + piece.value.numel());
+        if (begin < end) {
+            ParameterPiece& mine = share.emplace_back(piece);
+            mine.begin += begin - position;
+            mine.value = flat(piece.value).narrow(0, begin - position, end - begin);
+        }
+        position += piece.value.numel();
+    }
+    return share;
+}
+
 std::string save_checkpoint(const std::string& dir,
-                            const HybridModel& model,
+                            const Mesh& mesh,
+                            const ModelConfig& config,
                             const AdamW& optimizer,
                             const TrainState& state) {
-    const std::string folder = step_folder(dir, state.step);
-    const std::string temporary = folder + ".tmp";
-    with_files("create " + temporary, [&] {
-        fs::remove_all(temporary);
-        fs::create_directories(temporary);
-        write_tensors(temporary, model, optimizer);
-        write_state_and_manifest(temporary, state);
-    });
-    sync_folder(temporary);
-    with_files("write " + folder, [&] {
-        fs::remove_all(folder);
-        fs::rename(temporary, folder);
-    });
-    sync_folder(dir);
-    return folder;
-}
-
-void prune_checkpoints(const std::string& dir, std::int64_t step, std::int64_t keep) {
-    std::vector<std::string> older;
-    for (const auto& [other_step, folder] : list_checkpoints(dir)) {
-        if (other_step < step && fs::exists(fs::path(folder) / kManifestFile)) {
-            older.push_back(folder);
+    const std::string unfinished = unfinished_folder(dir, state.step);
+    const auto remove_unfinished = [&] {
+        std::error_code ignored;
+        if (mesh.world->rank() == 0) {
+            fs::remove_all(unfinished, ignored);  // a full disk has room again
         }
-    }
-    const auto surplus = static_cast<std::int64_t>(older.size()) - (keep - 1);
-    for (std::int64_t i = 0; i < surplus; ++i) {
-        const std::string& folder = older[static_cast<std::size_t>(i)];
-        // Renamed first: a crash while files disappear must not leave half of one under its name.
-        with_files("delete " + folder, [&] {
-            fs::rename(folder, folder + ".tmp");
-            fs::remove_all(folder + ".tmp");
-        });
-    }
-}
-
-std::optional<std::string> checkpoint_damage(const std::string& folder) {
+    };
     try {
-        const std::string manifest_path = (fs::path(folder) / kManifestFile).string();
-        if (!fs::exists(manifest_path)) {
-            return fmt::format("{}: no {} (it was not finished)", folder, kManifestFile);
+        on_rank_zero(mesh, "create the checkpoint", [&] {
+            tidy_checkpoints(dir);
+            with_files("create " + unfinished, [&] { fs::create_directories(unfinished); });
+        });
+        std::string report;
+        on_every_rank(mesh, "write the checkpoint", [&] {
+            const std::string part = fmt::format("part-{:05}-of-{:05}.safetensors",
+                                                 mesh.world->rank(), mesh.world->size());
+            report = write_part(unfinished, part, make_share(optimizer, *mesh.replicas));
+        });
+        const auto reports = gather_text(mesh, "report the checkpoint", report);
+        on_rank_zero(mesh, "commit the checkpoint", [&] {
+            write_contents(unfinished, config, state, reports);
+            name_checkpoint(dir, state.step);
+        });
+    } catch (const CommError&) {
+        throw;  // a rank that is out of reach may still write
+    } catch (const Error&) {
+        remove_unfinished();
+        throw;
+    }
+    return step_folder(dir, state.step);
+}
+
+std::optional<std::string> shared_checkpoint_damage(const Mesh& mesh, const std::string& folder) {
+    std::string damage;
+    try {
+        const CheckpointReader reader(folder);
+        const auto checks = reader.checks();
+        std::uint64_t total = 0;
+        for (const auto& check : checks) {
+            total += check.size_bytes + 1;
         }
-        const nlohmann::json manifest = read_json(manifest_path);
-        if (manifest.value("version", std::int64_t{0}) != kVersion) {
-            return fmt::format("{}: not version {}", manifest_path, kVersion);
-        }
-        const nlohmann::json files = manifest.value("files", nlohmann::json::object());
-        for (const char* needed : {kModelFile, kOptimizerFile, kStateFile}) {
-            if (!files.contains(needed)) {
-                return fmt::format("{}: does not list {}", manifest_path, needed);
+        // A check is done by the rank in whose share of the bytes it begins.
+        const auto num_ranks = static_cast<std::uint64_t>(mesh.world->size());
+        const auto rank = static_cast<std::uint64_t>(mesh.world->rank());
+        std::uint64_t begin = 0;
+        for (const auto& check : checks) {
+            if (damage.empty() && begin >= total * rank / num_ranks &&
+                begin < total * (rank + 1) / num_ranks) {
+                damage = reader.damage(check).value_or("");
             }
+            begin += check.size_bytes + 1;
         }
-        for (const auto& [name, expected] : files.items()) {
-            const std::string path = (fs::path(folder) / name).string();
-            const FileSum sum = sum_file(path);
-            if (sum.size_bytes != expected.value("bytes", std::uint64_t{0})) {
-                return fmt::format("{}: {} bytes, the manifest says {}", path, sum.size_bytes,
-                                   expected.value("bytes", std::uint64_t{0}));
-            }
-            if (sum.fnv1a64 != expected.value("fnv1a64", std::uint64_t{0})) {
-                return fmt::format("{}: its checksum is not the manifest's", path);
-            }
+    } catch (const Error& error) {
+        damage = error.what();
+    }
+    for (const std::string& found : gather_text(mesh, "check the checkpoint", damage)) {
+        if (!found.empty()) {
+            return found;
         }
-    } catch (const std::exception& error) {  // unreadable, or JSON of the wrong types
-        return fmt::format("{}: {}", folder, error.what());
     }
     return std::nullopt;
 }
 
-std::optional<std::string> latest_checkpoint(const std::string& dir,
-                                             std::vector<std::string>& skipped) {
-    const auto found = list_checkpoints(dir);
-    for (auto entry = found.rbegin(); entry != found.rend(); ++entry) {
-        const auto damage = checkpoint_damage(entry->second);
+std::optional<std::string> shared_latest_checkpoint(
+    const Mesh& mesh, const std::string& dir, const std::function<void(const std::string&)>& skip) {
+    std::string names;  // as rank 0 sees them, each ended by a newline, the newest last
+    if (mesh.world->rank() == 0) {
+        for (const auto& [step, folder] : list_checkpoints(dir)) {
+            names += fs::path(folder).filename().string() + "\n";
+        }
+    }
+    names = gather_text(mesh, "find the checkpoint", names).front();
+    while (!names.empty()) {
+        names.pop_back();
+        const std::size_t begin = names.find_last_of('\n') + 1;  // npos + 1 is 0
+        const std::string folder = (fs::path(dir) / names.substr(begin)).string();
+        names.resize(begin);
+        const auto damage = shared_checkpoint_damage(mesh, folder);
         if (!damage) {
-            return entry->second;
+            return folder;
         }
-        skipped.push_back(*damage);
+        skip(*damage);
     }
     return std::nullopt;
 }
 
-std::int64_t set_checkpoints_aside(const std::string& dir) {
-    const auto found = list_checkpoints(dir);
-    for (const auto& [step, folder] : found) {
-        const fs::path aside = fs::path(dir) / ("replaced-" + fs::path(folder).filename().string());
-        with_files("rename " + folder, [&, source = fs::path(folder)] {
-            fs::remove_all(aside);
-            fs::rename(source, aside);
-        });
+TrainState load_checkpoint(const std::string& folder, const ModelConfig& config, AdamW& optimizer) {
+    const CheckpointReader reader(folder);
+    check_model(reader, config);
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < optimizer.pieces().size(); ++i) {
+        const ParameterPiece& piece = optimizer.pieces()[i];
+        reader.read_run(PieceKind::kValue, piece.name, piece.begin, flat(piece.value));
+        reader.read_run(PieceKind::kExpAvg, piece.name, piece.begin, flat(optimizer.exp_avg()[i]));
+        reader.read_run(PieceKind::kExpAvgSq, piece.name, piece.begin,
+                        flat(optimizer.exp_avg_sq()[i]));
     }
-    return static_cast<std::int64_t>(found.size());
+    const TrainState state = reader.state();
+    optimizer.set_num_updates(state.step);
+    return state;
 }
 
-TrainState load_checkpoint(const std::string& folder, const HybridModel& model, AdamW& optimizer) {
-    const SafetensorsFile values((fs::path(folder) / kModelFile).string());
-    const SafetensorsFile moments((fs::path(folder) / kOptimizerFile).string());
-    refuse_surplus(values, model);
-    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-        const NamedParameter& parameter = model.parameters()[i];
-        read_into(values, parameter.name, parameter.value);
-        read_into(moments, "exp_avg." + parameter.name, optimizer.exp_avg()[i]);
-        read_into(moments, "exp_avg_sq." + parameter.name, optimizer.exp_avg_sq()[i]);
+void check_shared_folder(const Mesh& mesh,
+                         const std::string& folder,
+                         std::chrono::milliseconds patience) {
+    if (mesh.world->size() == 1) {
+        return;
     }
-    const std::string state_path = (fs::path(folder) / kStateFile).string();
-    try {
-        const nlohmann::json value = read_json(state_path);
-        TrainState state{.step = value.at("step"),
-                         .consumed_rows = value.at("consumed_rows"),
-                         .seed = value.at("seed"),
-                         .data_fingerprint = value.at("data_fingerprint"),
-                         .recipe_hash = value.at("recipe_hash")};
-        optimizer.set_num_updates(state.step);
-        return state;
-    } catch (const nlohmann::json::exception& error) {
-        throw FormatError(fmt::format("{}: {}", state_path, error.what()));
+    std::string token;
+    if (mesh.world->rank() == 0) {
+        std::random_device random;
+        token = fmt::format("{:08x}{:08x}", random(), random());
     }
+    token = gather_text(mesh, "see the checkpoint folder", token).front();
+    const std::string path = folder + "/seen-by-all-" + token;
+    on_rank_zero(mesh, "see the checkpoint folder", [&] { write_file_atomically(path, token); });
+    on_every_rank(mesh, "see the checkpoint folder", [&] {
+        const auto deadline = std::chrono::steady_clock::now() + patience;
+        while (!fs::exists(path) && std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::sleep_for(kPollInterval);
+        }
+        if (!fs::exists(path)) {
+            throw UsageError(fmt::format(
+                "rank {} does not see the folder {} of rank 0: checkpoints need one that all "
+                "ranks share, on a file system between the machines",
+                mesh.world->rank(), folder));
+        }
+    });
+    on_rank_zero(mesh, "see the checkpoint folder", [&] { fs::remove(path); });
 }
 
 }  // namespace hybridcp

@@ -1,58 +1,55 @@
-// Checkpoints: folders DIR/step-00000050 that are complete or absent. Each holds model.safetensors
-// (fp32, Hugging Face's names) and config.json, so that it loads as a model folder;
-// optimizer.safetensors; state.json; and manifest.json, written last, with the size and checksum of
-// each. Only one process touches the disk (train's rank 0).
+// Saving and loading a run's state, by all ranks together: each writes its part, and reads what it
+// keeps, whatever ranks have written it. Folders appear complete or not at all.
+// docs/checkpoints.md.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "hybridcp/model.h"
+#include "train/checkpoint_reader.h"
+#include "train/mesh.h"
 #include "train/optimizer.h"
 
 namespace hybridcp {
 
-/// What is needed to go on, besides tensors.
-struct TrainState {
-    std::int64_t step = 0;           // finished updates
-    std::int64_t consumed_rows = 0;  // of the data order
-    std::int64_t seed = 0;
-    std::string data_fingerprint = {};  // what the order of rows depends on
-    std::uint64_t recipe_hash = 0;
-};
+/// What of the pieces this rank writes: of those that every rank of `replicas` keeps, an equal
+/// share of the elements.
+[[nodiscard]] std::vector<ParameterPiece> share_of_pieces(const std::vector<ParameterPiece>& pieces,
+                                                          int replica,
+                                                          int num_replicas);
 
-/// Writes DIR/step-N.tmp, syncs it, renames it to DIR/step-N (an older one of that name is
-/// replaced), and returns its path. Errors: FormatError naming the path and the system's reason;
-/// the older checkpoints stay.
+/// Writes DIR/step-N: parts by every rank, then the manifest and the name by rank 0. Returns its
+/// path. Errors: the same on every rank, naming path and reason; the older checkpoints stay, and
+/// so does an older one of the same name.
 std::string save_checkpoint(const std::string& dir,
-                            const HybridModel& model,
+                            const Mesh& mesh,
+                            const ModelConfig& config,
                             const AdamW& optimizer,
                             const TrainState& state);
 
-/// Deletes complete checkpoints of `dir` that are older than `step`, but for the newest `keep` - 1
-/// of them.
-void prune_checkpoints(const std::string& dir, std::int64_t step, std::int64_t keep);
+/// checkpoint_damage with the bytes dealt to the ranks, each read once; the same on every rank.
+[[nodiscard]] std::optional<std::string> shared_checkpoint_damage(const Mesh& mesh,
+                                                                  const std::string& folder);
 
-/// Says why a checkpoint folder cannot be used (no manifest, a file missing, of another size or
-/// checksum), or nothing when it is complete.
-[[nodiscard]] std::optional<std::string> checkpoint_damage(const std::string& folder);
+/// latest_checkpoint by all ranks; `skip` is called with a line for each that is damaged.
+[[nodiscard]] std::optional<std::string> shared_latest_checkpoint(
+    const Mesh& mesh, const std::string& dir, const std::function<void(const std::string&)>& skip);
 
-/// The newest complete checkpoint of `dir`. Damaged or partial ones are skipped, with a line each
-/// in `skipped`.
-[[nodiscard]] std::optional<std::string> latest_checkpoint(const std::string& dir,
-                                                           std::vector<std::string>& skipped);
-
-/// Renames every DIR/step-N to DIR/replaced-step-N (replacing those), for a run that starts anew.
-/// Returns how many there were.
-std::int64_t set_checkpoints_aside(const std::string& dir);
-
-/// Reads a checkpoint that checkpoint_damage calls complete into the model's parameters and the
-/// optimizer's moments, in place. Errors: FormatError naming an unreadable file; UsageError naming
-/// a tensor that the model has not, lacks, or has in another shape.
+/// Reads this rank's pieces and moments, in place, and the counters. Errors: FormatError naming an
+/// unreadable file; UsageError naming a tensor that the model has not, lacks, or has in another
+/// shape.
 [[nodiscard]] TrainState load_checkpoint(const std::string& folder,
-                                         const HybridModel& model,
+                                         const ModelConfig& config,
                                          AdamW& optimizer);
+
+/// Makes sure that every rank sees the same folder. `patience`: how long a new file may take to be
+/// seen on other machines. Errors: UsageError naming rank and folder.
+void check_shared_folder(const Mesh& mesh,
+                         const std::string& folder,
+                         std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 }  // namespace hybridcp

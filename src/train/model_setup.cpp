@@ -1,10 +1,19 @@
 #include "train/model_setup.h"
 
+#include <filesystem>
+
 #include "hybridcp/error.h"
+#include "train/checkpoint_manifest.h"
 
 namespace hybridcp {
 
 ModelConfig recipe_model_config(const ModelRecipe& recipe) {
+    if (recipe.path && std::filesystem::exists(*recipe.path + "/" + kStateFile)) {
+        throw UsageError(
+            fmt::format("model.path: {0} is a checkpoint: write its model with 'hcp export {0} "
+                        "FOLDER' and use that, or go on with its run by checkpoint.resume",
+                        *recipe.path));
+    }
     ModelConfig config =
         recipe.path ? read_model_config(*recipe.path) : preset_model_config(recipe.preset.value());
     if (recipe.num_layers) {

@@ -11,7 +11,8 @@
 namespace hybridcp {
 
 /// The configuration of model.path or model.preset, cut to model.num_layers, with
-/// model.router_aux_loss_coef. Errors: UsageError when that is given for a dense model.
+/// model.router_aux_loss_coef. Errors: UsageError when that is given for a dense model,
+/// or model.path is a checkpoint.
 [[nodiscard]] ModelConfig recipe_model_config(const ModelRecipe& recipe);
 /// `config` with the weight of the load-balancing loss replaced, where one is given. Errors:
 /// UsageError when the model has no experts.

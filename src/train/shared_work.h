@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "train/mesh.h"
 
@@ -12,7 +13,13 @@ namespace hybridcp {
 /// Runs `work` on rank 0 alone. Errors: what it throws, the same type and message on every rank.
 void on_rank_zero(const Mesh& mesh, const std::string& op, const std::function<void()>& work);
 
-/// Runs `work` on every rank. Errors: its own on a rank where it throws; UsageError elsewhere.
+/// Runs `work`, which exchanges nothing, on every rank. Errors: the lowest failing rank's, the same
+/// type and message on every rank.
 void on_every_rank(const Mesh& mesh, const std::string& op, const std::function<void()>& work);
+
+/// Every rank's text, on every rank, by ascending rank.
+[[nodiscard]] std::vector<std::string> gather_text(const Mesh& mesh,
+                                                   const std::string& op,
+                                                   const std::string& text);
 
 }  // namespace hybridcp

@@ -15,9 +15,7 @@ TrainedModel::TrainedModel(const TrainedModelOptions& options,
                                             .replicas = mesh.replicas.get(),
                                             .prefetch = options.prefetch});
         for (const ParameterPiece& piece : shards_->pieces()) {
-            at::Tensor value = piece.value;
-            value.copy_(source.read({.name = piece.name, .shape = piece.shape}, piece.begin,
-                                    value.numel()));
+            source.read({.name = piece.name, .shape = piece.shape}, piece.begin, piece.value);
         }
         leaves = shards_->leaves();
     } else {

@@ -9,9 +9,11 @@
 #include <ostream>
 
 #include "core/files.h"
+#include "core/folder_lock.h"
 #include "hybridcp/error.h"
 #include "model/layout_schedule.h"
 #include "train/checkpoint.h"
+#include "train/checkpoint_folders.h"
 #include "train/data.h"
 #include "train/model_setup.h"
 #include "train/progress.h"
@@ -79,6 +81,7 @@ class Trainer {
                           recipe_model_config(recipe_.model).head_counts(), recipe_.model.dtype);
         HCP_CHECK_EQ(parallel_.dp * parallel_.cp, mesh_.world->size(), "ranks of the mesh");
         mesh_.world->agree(recipe_hash(recipe_), "the recipe");
+        lock_checkpoints();
         std::string skipped;
         on_every_rank(mesh_, "set-up", [&] {
             trained_.emplace(trained_model_options(recipe_, parallel_),
@@ -96,12 +99,23 @@ class Trainer {
         note(describe_layouts(model().config(), parallel_));
         state_ = {.seed = recipe_.train.seed,
                   .data_fingerprint = data_->fingerprint(),
-                  .recipe_hash = recipe_hash(recipe_)};
+                  .recipe_hash = recipe_hash(recipe_),
+                  .topology = describe_topology()};
         note("data: " + state_.data_fingerprint);
         resume();
         report_.first_step = state_.step;
         report_.is_bytes = data_->corpus().is_bytes();
         open_outputs();
+    }
+
+    [[nodiscard]] std::string describe_topology() const {
+        const ParallelOptions& options = recipe_.train.accelerator;
+        return fmt::format("dp {}, cp {}, {}, {}, {} layout, {}", options.dp, options.cp,
+                           options.linear_attention_cp_mode, options.full_attention_cp_mode,
+                           options.sequence_layout,
+                           trained_->shards() == nullptr
+                               ? "whole parameters"
+                               : fmt::format("parameters over {}", mesh_.shards->size()));
     }
 
     void open_outputs() {
@@ -120,63 +134,32 @@ class Trainer {
         });
     }
 
-    /// Rank 0 finds and reads the checkpoint; the others get its tensors and counters from rank 0.
+    /// Before the work of set-up: no other run may write here.
+    void lock_checkpoints() {
+        if (!recipe_.checkpoint.dir) {
+            return;
+        }
+        const std::string& dir = *recipe_.checkpoint.dir;
+        on_rank_zero(mesh_, "lock checkpoint.dir", [&] {
+            with_files("create checkpoint.dir " + dir,
+                       [&] { std::filesystem::create_directories(dir); });
+            lock_.emplace(dir, "run.lock");
+        });
+        check_shared_folder(mesh_, dir);
+    }
+
     void resume() {
         if (!recipe_.checkpoint.dir) {
             return;
         }
-        bool found = false;
-        on_rank_zero(mesh_, "read the checkpoint", [&] { found = read_checkpoint(); });
-        if (mesh_.world->size() == 1) {
-            return;
-        }
-        at::Tensor counters = at::tensor({found ? std::int64_t{1} : std::int64_t{0}, state_.step,
-                                          state_.consumed_rows},
-                                         at::kLong)
-                                  .to(mesh_.device);
-        mesh_.world->broadcast("read the checkpoint", counters, 0);
-        if (counters[0].item<std::int64_t>() == 0) {
-            return;
-        }
-        state_.step = counters[1].item<std::int64_t>();
-        state_.consumed_rows = counters[2].item<std::int64_t>();
-        optimizer().set_num_updates(state_.step);
-        const at::NoGradGuard no_grad;
-        for (std::size_t i = 0; i < model().parameters().size(); ++i) {
-            for (at::Tensor tensor : {model().parameters()[i].value.detach(),
-                                      optimizer().exp_avg()[i], optimizer().exp_avg_sq()[i]}) {
-                mesh_.world->broadcast("read the checkpoint", tensor, 0);
-            }
-        }
-    }
-
-    /// On rank 0. False when the run starts anew.
-    bool read_checkpoint() {
-        const std::string& choice = recipe_.checkpoint.resume;
-        if (choice == "never") {
-            const std::int64_t count = set_checkpoints_aside(*recipe_.checkpoint.dir);
-            note(count == 0
-                     ? ""
-                     : fmt::format("checkpoint.resume is never: {} older checkpoints in {} are now "
-                                   "named replaced-step-*",
-                                   count, *recipe_.checkpoint.dir));
-            return false;
-        }
-        std::optional<std::string> folder = choice;
-        if (choice == "auto") {
-            std::vector<std::string> skipped;
-            folder = latest_checkpoint(*recipe_.checkpoint.dir, skipped);
-            for (const std::string& reason : skipped) {
-                note("skipped a checkpoint: " + reason);
-            }
-        } else if (const auto damage = checkpoint_damage(choice)) {
-            throw FormatError("checkpoint.resume: " + *damage);
-        }
+        const std::optional<std::string> folder = choose_checkpoint();
         if (!folder) {
-            return false;
+            return;
         }
-        const TrainState saved = load_checkpoint(*folder, model(), optimizer());
-        note(fmt::format("resuming from {} at step {}", *folder, saved.step));
+        TrainState saved;
+        on_every_rank(mesh_, "read the checkpoint",
+                      [&] { saved = load_checkpoint(*folder, model().config(), optimizer()); });
+        note(fmt::format("resuming from {} at step {} ({})", *folder, saved.step, saved.topology));
         if (saved.data_fingerprint != state_.data_fingerprint) {
             note(fmt::format("the data have changed since ({}): the order of rows is another one",
                              saved.data_fingerprint));
@@ -184,7 +167,32 @@ class Trainer {
         state_.step = saved.step;
         state_.consumed_rows = saved.consumed_rows;
         report_.checkpoint_folder = *folder;
-        return true;
+    }
+
+    /// The same on every rank; nothing when the run starts anew.
+    [[nodiscard]] std::optional<std::string> choose_checkpoint() const {
+        const std::string& dir = *recipe_.checkpoint.dir;
+        const std::string& choice = recipe_.checkpoint.resume;
+        on_rank_zero(mesh_, "tidy checkpoint.dir", [&] { tidy_checkpoints(dir); });
+        if (choice == "never") {
+            on_rank_zero(mesh_, "rename older checkpoints", [&] {
+                const std::int64_t count = set_checkpoints_aside(dir);
+                note(count == 0 ? ""
+                                : fmt::format("checkpoint.resume is never: {} older checkpoints in "
+                                              "{} are now named replaced-step-*",
+                                              count, dir));
+            });
+            return std::nullopt;
+        }
+        if (choice == "auto") {
+            return shared_latest_checkpoint(mesh_, dir, [&](const std::string& reason) {
+                note("skipped a checkpoint: " + reason);
+            });
+        }
+        if (const auto damage = shared_checkpoint_damage(mesh_, choice)) {
+            throw FormatError("checkpoint.resume: " + *damage);
+        }
+        return choice;
     }
 
     [[nodiscard]] bool stop_is_asked() const {
@@ -286,12 +294,11 @@ class Trainer {
             state_.step == report_.first_step) {
             return;
         }
-        // Rank 0 waits for nobody: parameters are the same on every rank after a step.
-        on_rank_zero(mesh_, "save the checkpoint", [&] {
-            report_.checkpoint_folder =
-                save_checkpoint(*recipe_.checkpoint.dir, model(), optimizer(), state_);
-            prune_checkpoints(*recipe_.checkpoint.dir, state_.step, recipe_.checkpoint.keep);
-        });
+        const std::string& dir = *recipe_.checkpoint.dir;
+        report_.checkpoint_folder =
+            save_checkpoint(dir, mesh_, model().config(), optimizer(), state_);
+        on_rank_zero(mesh_, "delete older checkpoints",
+                     [&] { prune_checkpoints(dir, state_.step, recipe_.checkpoint.keep); });
         saved_step_ = state_.step;
         draw();
     }
@@ -311,6 +318,7 @@ class Trainer {
     const Mesh& mesh_;
     const TrainOptions& options_;
     Parallel parallel_;
+    std::optional<FolderLock> lock_;  // of checkpoint.dir, on rank 0
     std::optional<TrainedModel> trained_;
     std::optional<RowLoader> data_;
     std::optional<RowLoader> validation_;

@@ -228,8 +228,12 @@ void expect_resumed_like_one_run(int dp, int cp, const std::string& dtype) {
     const auto lines = read_lines(second.report.metrics_path);
     ASSERT_EQ(lines.size(), 6U);
     EXPECT_EQ(lines[3].at("loss").get<double>(), whole.steps[3].first);
-    EXPECT_EQ(read_file(folder / "stopped/step-00000006/model.safetensors"),
-              read_file(folder / "run/step-00000006/model.safetensors"));
+    for (const auto& entry : fs::directory_iterator(folder / "run/step-00000006")) {
+        const std::string name = entry.path().filename();
+        if (name.starts_with("part-")) {
+            EXPECT_EQ(read_file(folder / "stopped/step-00000006/" + name), read_file(entry.path()));
+        }
+    }
 
     const Outcome again = train(recipe);  // nothing is left to do
     EXPECT_TRUE(again.steps.empty());
