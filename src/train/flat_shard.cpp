@@ -102,6 +102,7 @@ void FlatShard::start_gather() {
     if (whole_.storage().nbytes() > 0) {
         return;
     }
+    const MemoryScope scope(MemoryClass::kParameters);
     give_memory(whole_);
     // In place: the part stands where it will be in the whole.
     const at::Tensor part =

