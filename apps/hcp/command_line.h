@@ -9,6 +9,7 @@
 #include "hcp/bench_gdn.h"
 #include "hcp/bench_op.h"
 #include "hcp/inspect_layout.h"
+#include "hcp/plan.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
 #include "hcp/verify_op.h"
@@ -25,6 +26,7 @@ enum class Command {
     kVerifyParallel,
     kExport,
     kInspectLayout,
+    kPlan,
     kBenchCp,
     kBenchGdn,
     kBenchOp,
@@ -44,6 +46,7 @@ struct Request {
     BenchGdnOptions bench_gdn = {};
     BenchOpOptions bench_op = {};
     InspectLayoutOptions inspect_layout = {};
+    PlanOptions plan = {};
 };
 
 /// Parses the arguments after the program's name. Prints help and returns nothing when that was

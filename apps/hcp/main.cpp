@@ -52,6 +52,8 @@ int dispatch(const Request& request) {
             return export_checkpoint(request.export_checkpoint);
         case Command::kInspectLayout:
             return inspect_layout(request.inspect_layout);
+        case Command::kPlan:
+            return run_plan(request.plan);
         case Command::kVerifyOp:
             return verify_op(request.verify_op);
         case Command::kVersion:

@@ -77,7 +77,7 @@ TEST(TensorMemory, BackwardIsOfTheClassOfTheForwardAndWeightGradientsAreGradient
     y.backward(matrix());
     const MemoryRecord record = memory.record();
     EXPECT_GE(record.class_peak_bytes[index_of(MemoryClass::kFullAttention)], 2 * kBytes);
-    EXPECT_NEAR(record.class_peak_bytes[index_of(MemoryClass::kFeedForward)], 2 * kBytes, 64);
+    EXPECT_LE(record.class_peak_bytes[index_of(MemoryClass::kFeedForward)] - 2 * kBytes, 64);
     EXPECT_EQ(memory.live_bytes(MemoryClass::kGradients), kBytes);
 }
 
