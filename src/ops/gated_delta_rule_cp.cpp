@@ -31,6 +31,7 @@ struct LocalCall : torch::CustomClassHolder {
     StateShape shape;
     bool has_initial = false;
     bool want_final = false;
+    bool is_second_pass = false;  // of a checkpointed segment: backward is next
     std::shared_ptr<GdnCall> kernel;
     std::shared_ptr<StateExchanger> exchange;
     ExchangeTape* tape = nullptr;  // for the forward pass, where states are exchanged
@@ -167,6 +168,9 @@ struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
         if (call->exchange) {
             call->exchange->finish();
         }
+        if (!call->is_second_pass) {
+            call->kernel->release_intermediates();
+        }
         at::Tensor final_states = call->zeros(call->want_final ? call->ends.num_documents : 0);
         if (call->want_final) {
             copy_states(final_states, call->ends.last_documents, output.S_end,
@@ -235,6 +239,7 @@ c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
         .options = in.q.options().dtype(wide ? at::kDouble : at::kFloat).requires_grad(false)};
     call->has_initial = inputs.documents.initial.defined();
     call->want_final = inputs.documents.want_final;
+    call->is_second_pass = context.tape != nullptr && context.tape->replays();
     return call;
 }
 

@@ -57,10 +57,11 @@ struct Book {
                                         std::int64_t numel_out);
     /// The norm at a half's start: x in the compute dtype. Keeps 4 bytes a token besides.
     [[nodiscard]] Held norm(MemoryClass memory_class) const;
-    /// From the gradient of the norm's output to that of the stream, `residual` added.
+    /// From the gradient of the norm's output to that of the stream, `residual` added: in place,
+    /// unless somebody else holds that.
     [[nodiscard]] Held norm_backward(MemoryClass memory_class, Held d_x, Held residual) const;
     /// The stream after a half has added to it.
-    [[nodiscard]] Held add_to_stream(MemoryClass memory_class) const;
+    [[nodiscard]] Held add_to_stream() const;
     /// The gradient of the stream in the compute dtype.
     [[nodiscard]] Held narrow_gradient(MemoryClass memory_class, const Held& d_out) const;
 };

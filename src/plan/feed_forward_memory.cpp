@@ -60,20 +60,15 @@ Held Book::norm_backward(MemoryClass memory_class, Held d_x, Held residual) cons
     }
     const Held d_stream = take(memory_class, bytes);
     d_x.reset();
-    if (in.sharded || in.checkpointing != Checkpointing::kNone) {
-        // The segment holds the gradient that it was given, so that the sum is one more.
-        return take(memory_class, bytes);
-    }
-    return residual;  // summed in place
+    return residual.use_count() > 1 ? take(memory_class, bytes) : residual;
 }
 
-Held Book::add_to_stream(MemoryClass memory_class) const {
+Held Book::add_to_stream() const {
     const std::int64_t numel = tokens() * in.model.hidden;
     Held wide;
     if (is_narrow() && !in.on_cuda) {  // ATen widens the term first
         wide = take(MemoryClass::kStream, kWide * numel);
     }
-    (void)memory_class;
     return take(MemoryClass::kStream, kWide * numel);
 }
 
@@ -144,7 +139,7 @@ class DenseHalf final : public Half {
         inverse_ = book_.take(kClass, kWide * book_.tokens());
         x_ = book_.norm(kClass);
         const Held y = swiglu_.forward();
-        return book_.add_to_stream(kClass);
+        return book_.add_to_stream();
     }
 
     void forget() override {
@@ -195,7 +190,7 @@ class ExpertsHalf final : public Half {
         const Held routed = book_.take(kClass, e * T * d);
         const Held share = book_.take(kClass, e * T * d);
         const Held y = book_.take(kClass, e * T * d);
-        return book_.add_to_stream(kClass);
+        return book_.add_to_stream();
     }
 
     void forget() override {

@@ -38,7 +38,7 @@ class FullHalf final : public Half {
         gated_ = as_queries();
         const Held y = book_.project(kClass, T(), query_width(), m_.hidden);
         has_tape_ = true;
-        return book_.add_to_stream(kClass);
+        return book_.add_to_stream();
     }
 
     void forget() override {
@@ -60,6 +60,7 @@ class FullHalf final : public Half {
         opened_.reset();
         o_.reset();
         attend_backward();
+        d_o.reset();
         tape_.clear();
         rotate_and_normalise_backward();
         q_.reset();
@@ -93,13 +94,14 @@ class FullHalf final : public Half {
     [[nodiscard]] Held as_keys() const { return book_.take(kClass, e() * T() * kv_width()); }
     [[nodiscard]] bool is_mode(FullMode mode) const { return in_.cp > 1 && in_.full_mode == mode; }
 
-    /// Bytes of the scores of one tile over `keys` keys, of `heads` heads.
+    /// What one tile of `heads` heads over `keys` keys takes.
     [[nodiscard]] std::int64_t tile_bytes(std::int64_t heads, std::int64_t keys) const {
         const std::int64_t rows =
             std::min(std::clamp(kTileScores / std::max<std::int64_t>(heads * keys, 1), kMinTileRows,
                                 kMaxTileRows),
                      keys);
-        return kWide * heads * rows * keys;
+        // Scores and weights (in backward, their gradients), and a few rows of queries.
+        return kWide * heads * rows * (2 * keys + 3 * m_.head_dim);
     }
     [[nodiscard]] std::int64_t heads_here() const {
         return is_mode(FullMode::kUlysses) ? std::max<std::int64_t>(m_.query_heads / in_.cp, 1)
@@ -154,7 +156,7 @@ class FullHalf final : public Half {
         }
         {
             const Held widened = widened_keys();
-            const Held tiles = book_.take(kClass, 3 * tile_bytes(heads_here(), keys_at_once()));
+            const Held tiles = book_.take(kClass, tile_bytes(heads_here(), keys_at_once()));
             o_ = as_queries();
             tape_.push_back(o_);
         }
@@ -186,7 +188,7 @@ class FullHalf final : public Half {
             book_.take(kClass, (is_mode(FullMode::kRing) ? kWide : e()) * T() * query_width());
         const std::int64_t key_tokens = is_mode(FullMode::kAllGather) ? book_.all_tokens() : T();
         const Held d_keys = book_.take(kClass, 2 * kWide * key_tokens * kv_width());
-        book_.touch(kClass, 3 * tile_bytes(heads_here(), keys_at_once()));
+        book_.touch(kClass, tile_bytes(heads_here(), keys_at_once()));
         if (is_mode(FullMode::kAllGather)) {
             book_.touch(MemoryClass::kExchange, 2 * gathered_bytes());
         }

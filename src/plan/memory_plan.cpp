@@ -122,9 +122,13 @@ class State {
             const Unit& sizes = units_[static_cast<std::size_t>(each)];
             Held& whole = gathered_[each];
             if (!whole) {
-                whole = ledger_.take(MemoryClass::kParameters,
-                                     in_.shard_size * (part(sizes.narrow) * in_.element_bytes +
-                                                       part(sizes.wide) * kWide));
+                const std::int64_t bytes =
+                    in_.shard_size *
+                    (part(sizes.narrow) * in_.element_bytes + part(sizes.wide) * kWide);
+                whole = ledger_.take(MemoryClass::kParameters, bytes);
+                if (in_.shard_size > 1 && !in_.on_cuda) {
+                    (void)ledger_.take(MemoryClass::kParameters, bytes);  // Gloo's own
+                }
             }
         }
     }
@@ -306,7 +310,13 @@ class Step {
         } else if (in_.checkpointing == Checkpointing::kSelective) {
             (void)block.feed_forward->forward(block.mixed);
         }
-        d_stream = block.feed_forward->backward(std::move(d_stream));
+        // A segment holds the gradient that it is given.
+        const bool is_segment = in_.sharded || in_.checkpointing == Checkpointing::kFull;
+        const Held of_block = is_segment ? d_stream : Held();
+        {
+            const Held of_half = in_.checkpointing == Checkpointing::kSelective ? d_stream : Held();
+            d_stream = block.feed_forward->backward(std::move(d_stream));
+        }
         d_stream = block.mixer->backward(std::move(d_stream));
         block = Block();
         state_.reduce(unit, book_.gradients);

@@ -41,7 +41,7 @@ class LinearHalf final : public Half {
             y = book_.take(kClass, e() * book_.tokens() * m_.hidden);
         }
         has_tape_ = true;
-        return book_.add_to_stream(kClass);
+        return book_.add_to_stream();
     }
 
     void forget() override {
@@ -168,6 +168,10 @@ class LinearHalf final : public Half {
             states_ = book_.take(kClass, checkpoints() * state_bytes(m_.value_dim));
         } else {
             eager_forward();
+            if (!has_tape_) {  // backward, if it is not next, makes them again
+                factors_.reset();
+                states_.reset();
+            }
         }
         book_.touch(kClass, segments() * state_bytes(m_.value_dim));
         o_ = book_.take(kClass, e() * tokens() * value_width());
@@ -211,6 +215,9 @@ class LinearHalf final : public Half {
         }
         Held d_qkv = book_.take(kClass, e() * tokens() * channels());
         const Held d_gates = book_.take(kClass, 2 * kWide * gdn_tokens() * gdn_value_heads());
+        if (!in_.fused_gdn && !factors_) {
+            eager_forward();
+        }
         if (passes_states()) {
             book_.touch(MemoryClass::kExchange, 2 * segments() * state_bytes(m_.value_dim));
         }

@@ -80,8 +80,9 @@ plan::ModelSizes model_sizes(const ModelConfig& config) {
 plan::MemoryPlanInput memory_plan_input(const Recipe& recipe) {
     const ModelConfig config = recipe_model_config(recipe.model);
     const TrainRecipe& train = recipe.train;
-    const Parallel parallel =
-        make_parallel(train.accelerator, config.head_counts(), recipe.model.dtype);
+    ParallelOptions accelerator = train.accelerator;
+    accelerator.device = "cpu";  // a plan for CUDA needs no build with CUDA
+    const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
     if (parallel.dp * parallel.cp % parallel.shard_size != 0) {
         throw UsageError(fmt::format(
             "train.accelerator.fsdp_shard_size: {} does not divide the {} ranks: use a divisor, or "

@@ -44,10 +44,9 @@ std::int64_t own_peak(const PeakMemory& peak, MemoryClass memory_class) {
 }
 
 std::int64_t numel(const MemoryPlanInput& input) {
-    return std::accumulate(input.model.parameters.begin(), input.model.parameters.end(),
-                           std::int64_t{0}, [](std::int64_t sum, const PlannedParameter& each) {
-                               return sum + each.numel;
-                           });
+    return std::accumulate(
+        input.model.parameters.begin(), input.model.parameters.end(), std::int64_t{0},
+        [](std::int64_t sum, const PlannedParameter& each) { return sum + each.numel; });
 }
 
 TEST(MemoryLedger, KeepsTheMomentOfThePeak) {
@@ -71,9 +70,9 @@ TEST(MemoryLedger, KeepsTheMomentOfThePeak) {
 
 TEST(MemoryPlan, ClassesAddUpToTheTotal) {
     const PeakMemory peak = plan_memory(make_input());
-    EXPECT_EQ(std::accumulate(peak.at_peak_bytes.begin(), peak.at_peak_bytes.end(),
-                              std::int64_t{0}),
-              peak.total_bytes);
+    EXPECT_EQ(
+        std::accumulate(peak.at_peak_bytes.begin(), peak.at_peak_bytes.end(), std::int64_t{0}),
+        peak.total_bytes);
 }
 
 TEST(MemoryPlan, WholeStateIsSixteenBytesAParameter) {
@@ -95,8 +94,8 @@ TEST(MemoryPlan, ShardedStateFallsWithTheRanks) {
         const PeakMemory peak = plan_memory(input);
         const auto moments = static_cast<double>(8 * numel(input)) / static_cast<double>(ranks);
         const double largest = 4.0 * 100'000 / static_cast<double>(ranks);
-        EXPECT_NEAR(static_cast<double>(own_peak(peak, MemoryClass::kOptimizer)),
-                    moments + largest, 0.01 * moments)
+        EXPECT_NEAR(static_cast<double>(own_peak(peak, MemoryClass::kOptimizer)), moments + largest,
+                    0.01 * moments)
             << ranks;
     }
 }
