@@ -26,10 +26,10 @@ constexpr std::array<int, kNumMemoryClasses> kColors{75,  214, 120, 245, 219,
                                                      217, 228, 250, 123, 189};
 
 std::string title_of(const Recipe& recipe, const plan::MemoryPlanInput& input) {
-    std::string title =
-        fmt::format("{}, {} rows of {} tokens a micro-batch, dp {} x cp {}, {}",
-                    recipe.model.path ? *recipe.model.path : recipe.model.preset.value(),
-                    input.rows, input.row_tokens, input.dp, input.cp, recipe.model.dtype);
+    std::string title = fmt::format(
+        "{}, {} row{} of {} tokens a micro-batch, dp {} x cp {}, {}",
+        recipe.model.path ? *recipe.model.path : recipe.model.preset.value(), input.rows,
+        input.rows == 1 ? "" : "s", input.row_tokens, input.dp, input.cp, recipe.model.dtype);
     if (input.sharded) {
         title += fmt::format(", parameters over {} ranks", input.shard_size);
     }
@@ -63,7 +63,7 @@ std::string bar_of(std::size_t index, const PlanText& plan) {
 }
 
 std::string verdict(std::int64_t bytes, std::int64_t hbm_bytes) {
-    return bytes <= hbm_bytes ? fmt::format("fits, {} left", bytes_text(hbm_bytes - bytes))
+    return bytes <= hbm_bytes ? fmt::format("{} left", bytes_text(hbm_bytes - bytes))
                               : fmt::format("{} too much", bytes_text(bytes - hbm_bytes));
 }
 
@@ -139,7 +139,7 @@ std::string to_text(const PlanText& plan) {
     }
     const bool fits = plan.peak.total_bytes <= *plan.hbm_bytes;
     text +=
-        fmt::format("{} of {}: {}\n", fits ? "it fits" : "it does not fit",
+        fmt::format("{} {}: {}\n", fits ? "it fits" : "it does not fit",
                     bytes_text(*plan.hbm_bytes), verdict(plan.peak.total_bytes, *plan.hbm_bytes));
     return fits ? text : text + "single changes that help, the best first:\n" + advice_text(plan);
 }
