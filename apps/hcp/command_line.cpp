@@ -172,6 +172,25 @@ void add_inspect_checkpoint(CLI::App& inspect, Request& request) {
     command->callback([&request] { request.command = Command::kInspectCheckpoint; });
 }
 
+void add_plan(CLI::App& app, Request& request) {
+    CLI::App* command =
+        app.add_subcommand("plan", "What a recipe's step takes on each rank, by class");
+    PlanOptions& options = request.plan;
+    command->add_option("recipe", options.recipe_path, "the recipe, YAML")->required();
+    command->add_option("overrides", options.overrides, kOverrideHelp);
+    command->add_option("--hbm", options.hbm,
+                        "a device's memory: 80GB; exit status 1 where it does not do");
+    command->add_option("--nproc", options.num_ranks, "so many ranks will be started; checked");
+    command->add_option("--color", options.color, "auto, always or never")->capture_default_str();
+    command->add_option("--report", options.report_path, "write the numbers as JSON to this file");
+    examples(command,
+             "  hcp plan recipes/demo.yaml --hbm 2GB\n"
+             "  hcp plan recipes/plan_35b_256k.yaml --hbm 53.3GB\n"
+             "  hcp plan recipes/plan_35b_256k.yaml train.accelerator.cp=8 --hbm 80GB --report "
+             "plan.json");
+    command->callback([&request] { request.command = Command::kPlan; });
+}
+
 void add_version(CLI::App& app, Request& request) {
     CLI::App* version =
         app.add_subcommand("version", "Version of hcp and of the libraries it runs on");
@@ -261,6 +280,7 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     CLI::App* bench = app.add_subcommand("bench", "Measure, after the result is verified");
     bench->require_subcommand(1);
     add_bench_commands(*bench, request);
+    add_plan(app, request);
     add_version(app, request);
     if (!arguments.empty()) {
         check_command_word(app, "hcp", arguments[0]);

@@ -11,6 +11,7 @@
 #include "hcp/bench_train.h"
 #include "hcp/inspect_checkpoint.h"
 #include "hcp/inspect_layout.h"
+#include "hcp/plan.h"
 #include "hcp/train.h"
 #include "hcp/verify_model.h"
 #include "hcp/verify_op.h"
@@ -28,6 +29,7 @@ enum class Command {
     kExport,
     kInspectLayout,
     kInspectCheckpoint,
+    kPlan,
     kBenchCp,
     kBenchGdn,
     kBenchOp,
@@ -50,6 +52,7 @@ struct Request {
     BenchTrainOptions bench_train = {};
     InspectLayoutOptions inspect_layout = {};
     InspectCheckpointOptions inspect_checkpoint = {};
+    PlanOptions plan = {};
 };
 
 /// Parses the arguments after the program's name. Prints help and returns nothing when that was

@@ -13,6 +13,7 @@
 #include "hcp/layout_picture.h"
 #include "hcp/layout_survey.h"
 #include "hcp/layout_svg.h"
+#include "hcp/terminal.h"
 #include "hybridcp/error.h"
 #include "layout/causal_work.h"
 #include "train/data.h"
@@ -153,17 +154,6 @@ SurveyRequest make_request(const InspectLayoutOptions& options) {
                                {LayoutKind::kZigzag, LayoutKind::kContiguous}};
     }
     return request;
-}
-
-bool wants_color(const std::string& choice) {
-    if (choice == "auto") {
-        const char* refused = std::getenv("NO_COLOR");  // no-color.org
-        return isatty(STDOUT_FILENO) == 1 && (refused == nullptr || *refused == '\0');
-    }
-    if (choice != "always" && choice != "never") {
-        throw UsageError(fmt::format("--color: {} is not auto, always or never", choice));
-    }
-    return choice == "always";
 }
 
 int picture_width(const std::optional<int>& asked) {

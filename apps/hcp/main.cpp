@@ -56,6 +56,8 @@ int dispatch(const Request& request) {
             return inspect_layout(request.inspect_layout);
         case Command::kInspectCheckpoint:
             return inspect_checkpoint(request.inspect_checkpoint);
+        case Command::kPlan:
+            return run_plan(request.plan);
         case Command::kVerifyOp:
             return verify_op(request.verify_op);
         case Command::kVersion:

@@ -71,6 +71,8 @@ class Group {
 
     [[nodiscard]] int rank() const { return options_.rank; }
     [[nodiscard]] int size() const { return options_.size; }
+    /// Where the tensors are that it exchanges.
+    [[nodiscard]] at::Device device() const { return device_; }
     [[nodiscard]] Recorder& recorder() { return recorder_; }
     /// The training step that messages name; -1 outside one.
     void set_step(std::int64_t step) { step_ = step; }

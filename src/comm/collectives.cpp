@@ -10,6 +10,7 @@
 
 #include "comm/backend.h"
 #include "comm/wait.h"
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp {
@@ -51,6 +52,7 @@ Pending Group::done() {
 }
 
 at::Tensor Group::all_gather(const std::string& op, const at::Tensor& local) {
+    const MemoryScope scope(MemoryClass::kExchange);
     std::vector<std::int64_t> shape = local.sizes().vec();
     shape.insert(shape.begin(), size());
     const at::Tensor source = local.detach().contiguous();
@@ -123,6 +125,7 @@ at::Tensor Group::all_to_all(const std::string& op,
                              const at::Tensor& rows,
                              const std::vector<std::int64_t>& send_rows,
                              const std::vector<std::int64_t>& receive_rows) {
+    const MemoryScope scope(MemoryClass::kExchange);
     const auto me = static_cast<std::size_t>(rank());
     const auto sum = [](const std::vector<std::int64_t>& counts) {
         return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});

@@ -2,6 +2,7 @@
 // again in the backward pass: docs/activation-checkpointing.md.
 #include "model/block.h"
 
+#include "core/memory_class.h"
 #include "hybridcp/parameter_residency.h"
 #include "kernels/mlp/swiglu.h"
 #include "kernels/moe/moe.h"
@@ -15,6 +16,11 @@ namespace {
 
 bool is_linear(const ModelConfig& config, std::int64_t layer) {
     return config.layer_types[static_cast<std::size_t>(layer)] == LayerType::kLinearAttention;
+}
+
+at::Tensor add_to_stream(const at::Tensor& stream, const at::Tensor& term) {
+    const MemoryScope scope(MemoryClass::kStream);
+    return stream + term;
 }
 
 }  // namespace
@@ -31,21 +37,24 @@ at::Tensor HybridModel::norm(const at::Tensor& hidden, std::int64_t layer, const
 
 Sharded HybridModel::mixer_half(const Sharded& hidden, const Block& block) const {
     const auto& [layer, rotary, context, keep_router_logits] = block;
+    const MemoryScope scope(is_linear(config_, layer) ? MemoryClass::kLinearAttention
+                                                      : MemoryClass::kFullAttention);
     const Sharded x = convert(hidden.with(norm(hidden.local, layer, "input_layernorm.weight")),
                               mixer_layout(config_, layer, context), context);
     const Sharded mixed = is_linear(config_, layer) ? linear_mixer(x, layer, context)
                                                     : full_attention(x, layer, rotary, context);
-    return hidden.with(hidden.local + convert(mixed, hidden.layout, context).local);
+    return hidden.with(add_to_stream(hidden.local, convert(mixed, hidden.layout, context).local));
 }
 
 HybridModel::BlockOutput HybridModel::feed_forward_half(const at::Tensor& hidden,
                                                         const Block& block) const {
+    const MemoryScope scope(MemoryClass::kFeedForward);
     const std::int64_t layer = block.layer;
     const at::Tensor x = norm(hidden, layer, "post_attention_layernorm.weight");
     if (!config_.has_experts()) {
-        return {.hidden = hidden + swiglu(x, weight(layer, "mlp.gate_proj.weight"),
-                                          weight(layer, "mlp.up_proj.weight"),
-                                          weight(layer, "mlp.down_proj.weight"))};
+        return {.hidden = add_to_stream(hidden, swiglu(x, weight(layer, "mlp.gate_proj.weight"),
+                                                       weight(layer, "mlp.up_proj.weight"),
+                                                       weight(layer, "mlp.down_proj.weight")))};
     }
     const MoeOutput output =
         moe_block(x,
@@ -58,7 +67,7 @@ HybridModel::BlockOutput HybridModel::feed_forward_half(const at::Tensor& hidden
                    .shared_expert_gate = weight(layer, "mlp.shared_expert_gate.weight")},
                   config_.num_experts_per_tok);
     return {
-        .hidden = hidden + output.y,
+        .hidden = add_to_stream(hidden, output.y),
         .expert_counts = output.routing.counts,
         .probability_sums = output.routing.probability_sums,
         .router_logits = block.keep_router_logits ? output.router_logits.detach() : at::Tensor()};
@@ -76,6 +85,7 @@ SegmentHooks HybridModel::hooks_of_unit(std::int64_t unit) const {
 }
 
 HybridModel::BlockOutput HybridModel::run_block(const Sharded& hidden, const Block& block) const {
+    const MemoryScope scope(MemoryClass::kStream);
     const auto pack = [](const BlockOutput& output) {
         return std::vector<at::Tensor>{output.hidden, output.expert_counts, output.probability_sums,
                                        output.router_logits};

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
 #include "hybridcp/parameter_residency.h"
@@ -190,6 +191,7 @@ at::Tensor HybridModel::embed(const at::Tensor& token_ids) const {
     if (residency != nullptr) {
         residency->before_forward(0);
     }
+    const MemoryScope scope(MemoryClass::kStream);
     const at::Tensor rows = embed_tokens(exact_weight(kEmbeddingName), token_ids, compute_dtype_);
     if (residency != nullptr) {
         residency->after_forward(0);

@@ -1,6 +1,7 @@
 // The causal convolution's halo: the (W-1) rows before each local segment, from the ranks that hold
 // them.
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "kernels/conv/causal_conv.h"
 #include "ops/autograd.h"
@@ -65,6 +66,7 @@ struct HaloFunction : Function<HaloFunction> {
         if (context.tape != nullptr && context.tape->replays()) {
             return context.tape->take(kOp).tensors[0];
         }
+        const MemoryScope scope(MemoryClass::kExchange);
         const HaloExchange& halo = context.plan->halo;
         at::Tensor rows = at::zeros({halo.num_segments * (halo.width - 1), x.size(1)}, x.options());
         move_rows({.outgoing = halo.sends,
@@ -82,6 +84,7 @@ struct HaloFunction : Function<HaloFunction> {
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
         const auto holder = ctx->saved_data["saved"].toCapsule();
         const auto& saved = static_cast<const Saved&>(*holder);
+        const MemoryScope scope(MemoryClass::kExchange);
         const HaloExchange& halo = saved.context.plan->halo;
         const at::Tensor d_rows =
             gradients[0].reshape({halo.num_segments * (halo.width - 1), gradients[0].size(2)});

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/cpu_timer.h"
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "ops/autograd.h"
 #include "ops/exchange_tape.h"
@@ -53,6 +54,7 @@ void swap_rows(at::Tensor& into, const at::Tensor& x, const Conversion& conversi
 }
 
 at::Tensor move_rows(const at::Tensor& rows, const Conversion& conversion, Group& group) {
+    const MemoryScope scope(MemoryClass::kExchange);
     const CpuTimer timer(group.recorder(), kOp);
     const at::Tensor x = rows.contiguous();
     at::Tensor into = empty_rows(x, conversion.route.num_target_rows);

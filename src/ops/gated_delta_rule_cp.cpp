@@ -4,9 +4,12 @@
 // the first segment's S becomes S + M S_initial, the last one's dS becomes dS + M^T dS_final, so
 // that no exchange knows of them.
 
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel.h"
@@ -28,6 +31,7 @@ struct LocalCall : torch::CustomClassHolder {
     StateShape shape;
     bool has_initial = false;
     bool want_final = false;
+    bool is_second_pass = false;  // of a checkpointed segment: backward is next
     std::shared_ptr<GdnCall> kernel;
     std::shared_ptr<StateExchanger> exchange;
     ExchangeTape* tape = nullptr;  // for the forward pass, where states are exchanged
@@ -47,6 +51,17 @@ struct LocalCall : torch::CustomClassHolder {
         return M;
     }
 };
+
+/// What the backward node knows of its call. The call itself, with all that the kernel keeps, hangs
+/// on a variable that the node saves, because autograd frees those once backward has run.
+struct SavedCall : torch::CustomClassHolder {
+    explicit SavedCall(const c10::intrusive_ptr<LocalCall>& of) : call(of) {}
+    c10::weak_intrusive_ptr<LocalCall> call;
+};
+
+at::Tensor variable_that_holds(const c10::intrusive_ptr<LocalCall>& call) {
+    return at::from_blob(call.get(), {0}, [call](void* /*data*/) {}, at::kByte);
+}
 
 /// into[to] = from[rows]; nothing where there are none.
 void copy_states(at::Tensor& into,
@@ -70,9 +85,11 @@ constexpr const char* kTapeName = "gdn_state";
 
 /// S_start of the local segments, from other ranks and from earlier calls; undefined for zeros.
 at::Tensor exchange_start_states(LocalCall& call, const at::Tensor& initial) {
+    const MemoryScope exchange_scope(MemoryClass::kExchange);
     at::Tensor S_start;
     if (call.exchange) {
         const auto summarize = [&] {
+            const MemoryScope scope(MemoryClass::kLinearAttention);
             GdnSummary summary = call.kernel->summary();
             call.M = summary.M;
             if (call.has_initial && call.ends.first_segments.defined()) {
@@ -114,9 +131,11 @@ at::Tensor start_states(LocalCall& call, const at::Tensor& initial) {
 /// dS_end of the local segments, from other ranks and from later calls; undefined for zeros.
 at::Tensor end_gradients(LocalCall& call, const at::Tensor& d_o, const at::Tensor& d_final) {
     const bool has_final = call.want_final && call.ends.last_segments.defined();
+    const MemoryScope exchange_scope(MemoryClass::kExchange);
     at::Tensor dS_end;
     if (call.exchange) {
         dS_end = call.exchange->end_gradients([&] {
+            const MemoryScope scope(MemoryClass::kLinearAttention);
             at::Tensor dS = call.kernel->gradient_summary(d_o);
             if (has_final) {
                 absorb(dS, call.summary_M().transpose(-1, -2), call.ends.last_segments,
@@ -138,7 +157,8 @@ struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
     static variable_list forward(AutogradContext* ctx,
                                  at::TensorList inputs,  // q, k, v, g, beta, initial
                                  const c10::intrusive_ptr<LocalCall>& call) {
-        ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+        ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<SavedCall>(call));
+        ctx->save_for_backward({variable_that_holds(call)});
         const at::Tensor& initial = inputs[5];
         call->kernel = make_gdn_call(
             call->backend,
@@ -147,6 +167,9 @@ struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
         const GdnOutput output = call->kernel->forward(start_states(*call, initial));
         if (call->exchange) {
             call->exchange->finish();
+        }
+        if (!call->is_second_pass) {
+            call->kernel->release_intermediates();
         }
         at::Tensor final_states = call->zeros(call->want_final ? call->ends.num_documents : 0);
         if (call->want_final) {
@@ -161,8 +184,10 @@ struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
     }
 
     static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+        const variable_list saved = ctx->get_saved_variables();  // refused where they are freed
         const auto holder = ctx->saved_data["call"].toCapsule();
-        auto& call = static_cast<LocalCall&>(*holder);
+        const auto locked = static_cast<const SavedCall&>(*holder).call.lock();
+        LocalCall& call = *locked;
         const at::Tensor d_o = gradients[0].contiguous();
         const at::Tensor& d_final = gradients[1];
         const GdnGradients result = call.kernel->backward(d_o, end_gradients(call, d_o, d_final));
@@ -214,6 +239,7 @@ c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
         .options = in.q.options().dtype(wide ? at::kDouble : at::kFloat).requires_grad(false)};
     call->has_initial = inputs.documents.initial.defined();
     call->want_final = inputs.documents.want_final;
+    call->is_second_pass = context.tape != nullptr && context.tape->replays();
     return call;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/OpMathType.h>
 
+#include "core/memory_class.h"
 #include "ops/autograd.h"
 #include "ops/exchange_tape.h"
 #include "ops/token_gather.h"
@@ -24,6 +25,7 @@ AttentionPart gather_keys(const at::Tensor& q,
                           const at::Tensor& k,
                           const at::Tensor& v,
                           const Call& call) {
+    const MemoryScope scope(MemoryClass::kExchange);
     const at::ScalarType wide = at::toOpMathType(k.scalar_type());
     const at::Tensor kv = gather_rows(at::cat({k, v}, 2), {.op = kOp, .dtype = wide},
                                       call.context);  // [T, Hkv, 2D]

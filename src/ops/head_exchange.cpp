@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "ops/autograd.h"
 
@@ -150,6 +151,7 @@ void gather_group(const Exchange& exchange,
 enum class Direction { kScatter, kGather };
 
 variable_list run(const Exchange& exchange, Direction direction, const variable_list& inputs) {
+    const MemoryScope scope(MemoryClass::kExchange);
     variable_list outputs(inputs.size());
     for (const std::vector<std::size_t>& group : group_by_dtype(exchange.dtypes)) {
         if (direction == Direction::kScatter) {

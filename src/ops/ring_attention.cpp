@@ -3,6 +3,7 @@
 
 #include "ops/ring_attention.h"
 
+#include "core/memory_class.h"
 #include "kernels/attention/partial_attention.h"
 #include "ops/autograd.h"
 #include "ops/exchange_tape.h"
@@ -50,6 +51,7 @@ struct Swap {
 };
 
 Transfer post(const Swap& swap, const at::Tensor& rows, const CpContext& context) {
+    const MemoryScope scope(MemoryClass::kExchange);
     Transfer transfer{.pending = {}, .received = empty_rows(rows, swap.num_received)};
     std::vector<Message> sends;
     std::vector<Message> receives;
@@ -68,7 +70,10 @@ Transfer post(const Swap& swap, const at::Tensor& rows, const CpContext& context
 class KeyRing {
   public:
     KeyRing(const at::Tensor& k, const at::Tensor& v, const CpContext& context)
-        : context_(context), held_(at::stack({k, v}, 1)) {}
+        : context_(context) {
+        const MemoryScope scope(MemoryClass::kExchange);
+        held_ = at::stack({k, v}, 1);
+    }
 
     [[nodiscard]] const at::Tensor& held() const { return held_; }
 
@@ -191,11 +196,14 @@ struct RingAttention : Function<RingAttention> {
         const AttentionRows rows = make_attention_rows({.o = o, .lse = lse}, gradients[0]);
         const at::Tensor dq = at::zeros_like(o);
         KeyRing ring(k, v, call.context);
-        GradientReturn returned(at::zeros(ring.held().sizes(), o.options()), call.context);
+        const auto zeros_like_held = [&] {
+            const MemoryScope scope(MemoryClass::kExchange);
+            return at::zeros(ring.held().sizes(), o.options());
+        };
+        GradientReturn returned(zeros_like_held(), call.context);
         for (std::size_t step = 0; step < plan.ring.size(); ++step) {
             ring.post_next(step);
-            const at::Tensor d_held =
-                step == 0 ? returned.sum() : at::zeros(ring.held().sizes(), o.options());
+            const at::Tensor d_held = step == 0 ? returned.sum() : zeros_like_held();
             if (!plan.ring_blocks[step].empty()) {
                 attend_backward({.q = q,
                                  .k = keys_of(ring.held()),

@@ -1,6 +1,6 @@
 #include "ops/segment.h"
 
-#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <optional>
@@ -69,10 +69,10 @@ InnerGraph run_again(Segment& segment, const variable_list& inputs) {
 }
 
 /// From the gradients of the outputs to those of parameters, in their leaves, and of the inputs.
-variable_list run_backward(const InnerGraph& inner,
+variable_list run_backward(InnerGraph inner,
                            const std::vector<bool>& is_defined,
                            const variable_list& gradients) {
-    variable_list roots;
+    torch::autograd::edge_list roots;
     variable_list root_gradients;
     std::size_t next = 0;
     for (std::size_t i = 0; i < is_defined.size(); ++i) {
@@ -81,12 +81,15 @@ variable_list run_backward(const InnerGraph& inner,
         }
         const Variable& gradient = gradients[next++];
         if (gradient.defined() && inner.outputs[i].requires_grad()) {
-            roots.push_back(inner.outputs[i]);
+            roots.push_back(torch::autograd::impl::gradient_edge(inner.outputs[i]));
             root_gradients.push_back(gradient);
         }
     }
+    inner.outputs.clear();  // only their edges are needed, not what they hold
     if (!roots.empty()) {
-        torch::autograd::backward(roots, root_gradients);
+        (void)torch::autograd::Engine::get_default_engine().execute(
+            roots, root_gradients, /*keep_graph=*/false, /*create_graph=*/false,
+            /*accumulate_grad=*/true, /*outputs=*/{});
     }
     variable_list results;
     for (const Variable& leaf : inner.leaves) {
@@ -129,9 +132,9 @@ struct SegmentNode : Function<SegmentNode> {
         call(segment.options.hooks.before_backward);
         variable_list results;
         {
-            const InnerGraph inner = segment.kept ? *std::exchange(segment.kept, std::nullopt)
-                                                  : run_again(segment, ctx->get_saved_variables());
-            results = run_backward(inner, segment.is_defined, gradients);
+            InnerGraph inner = segment.kept ? *std::exchange(segment.kept, std::nullopt)
+                                            : run_again(segment, ctx->get_saved_variables());
+            results = run_backward(std::move(inner), segment.is_defined, gradients);
         }
         call(segment.options.hooks.after_backward);
         results.resize(results.size() + 2);  // of the last input and of the segment itself

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/memory_class.h"
 #include "ops/autograd.h"
 
 namespace hybridcp {
@@ -43,6 +44,7 @@ struct GatherTokensFunction : Function<GatherTokensFunction> {
 at::Tensor gather_rows(const at::Tensor& local,
                        const TokenGatherOptions& options,
                        const CpContext& context) {
+    const MemoryScope scope(MemoryClass::kExchange);
     const BatchPlan& plan = *context.plan;
     const std::int64_t longest =
         *std::max_element(plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
@@ -67,6 +69,7 @@ at::Tensor gather_rows(const at::Tensor& local,
 at::Tensor sum_gathered(const at::Tensor& gradient,
                         const TokenGatherOptions& options,
                         const CpContext& context) {
+    const MemoryScope scope(MemoryClass::kExchange);
     const BatchPlan& plan = *context.plan;
     const at::Tensor rank_major = plan.flat_to_rank_major.defined()
                                       ? gradient.index_select(0, plan.flat_to_rank_major)

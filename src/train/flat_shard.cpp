@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp {
@@ -34,6 +35,7 @@ std::int64_t place(std::vector<FlatSlot>& slots) {
 // The memory of a tensor comes and goes under its views, which autograd has saved: tensor and views
 // keep their identity and their version.
 void give_memory(const at::Tensor& tensor) {
+    const MemoryScope scope(MemoryClass::kParameters);
     const c10::Storage& storage = tensor.storage();
     const auto size_bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
@@ -54,8 +56,12 @@ FlatShard::FlatShard(const std::vector<FlatSlot>& parameters, const Options& opt
     const std::int64_t num_ranks = options.ranks->size();
     part_numel_ = (place(slots_) + num_ranks - 1) / num_ranks;
     const at::TensorOptions on_device(options.device);
+    const MemoryScope scope(MemoryClass::kParameters);
     values_ = at::zeros({part_numel_}, on_device.dtype(at::kFloat));
-    gradients_ = at::zeros_like(values_);
+    {
+        const MemoryScope gradient_scope(MemoryClass::kGradients);
+        gradients_ = at::zeros_like(values_);
+    }
     whole_ = at::empty({num_ranks * part_numel_}, on_device.dtype(options.gather_dtype));
     make_leaves();
     make_pieces();
@@ -96,6 +102,7 @@ void FlatShard::start_gather() {
     if (whole_.storage().nbytes() > 0) {
         return;
     }
+    const MemoryScope scope(MemoryClass::kParameters);
     give_memory(whole_);
     // In place: the part stands where it will be in the whole.
     const at::Tensor part =
@@ -121,6 +128,7 @@ void FlatShard::release() {
 
 void FlatShard::start_reduce() {
     const at::NoGradGuard no_grad;
+    const MemoryScope scope(MemoryClass::kGradients);
     at::Tensor parts = at::empty({whole_.numel()}, gradients_.options());
     std::int64_t end = 0;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -145,6 +153,7 @@ void FlatShard::start_reduce() {
 void FlatShard::finish_reduce() {
     if (reduce_) {
         const at::NoGradGuard no_grad;
+        const MemoryScope scope(MemoryClass::kGradients);
         const std::unique_ptr<Pending> reduce = std::move(reduce_);
         reduce->wait();
     }

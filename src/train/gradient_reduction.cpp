@@ -5,6 +5,8 @@
 #include <cmath>
 #include <span>
 
+#include "core/memory_class.h"
+
 namespace hybridcp {
 
 namespace {
@@ -49,6 +51,7 @@ void all_reduce_gradients(const std::vector<NamedParameter>& parameters,
                           Group& world,
                           std::int64_t bucket_bytes) {
     const at::NoGradGuard no_grad;
+    const MemoryScope scope(MemoryClass::kGradients);
     for (const NamedParameter& parameter : parameters) {
         at::Tensor value = parameter.value;
         if (!value.grad().defined()) {

@@ -73,6 +73,16 @@ std::string to_json_line(const StepMetrics& metrics, const MemoryUse& memory) {
             {"messages", moved.messages}, {"bytes", moved.bytes}, {"seconds", moved.seconds}};
     }
     line["memory"] = {{"resident_bytes", memory.resident_bytes}, {"peak_bytes", memory.peak_bytes}};
+    if (metrics.tensors) {
+        const MemoryRecord& record = metrics.tensors->record;
+        auto& tensors = line["memory"]["tensors"];
+        tensors = {{"rank", metrics.tensors->rank}, {"peak_bytes", record.peak_bytes}};
+        for (std::size_t i = 0; i < kNumMemoryClasses; ++i) {
+            const std::string key(key_of(static_cast<MemoryClass>(i)));
+            tensors["at_peak_bytes"][key] = record.at_peak_bytes.at(i);
+            tensors["class_peak_bytes"][key] = record.class_peak_bytes.at(i);
+        }
+    }
     return line.dump();
 }
 

@@ -10,6 +10,7 @@
 
 #include "hybridcp/group.h"
 #include "train/loss_curve.h"
+#include "train/memory_report.h"
 
 namespace hybridcp {
 
@@ -33,6 +34,7 @@ struct StepMetrics {
     /// that at the start (docs/cost-model.md).
     std::optional<double> forgetting_heads = std::nullopt;
     std::optional<double> validation_loss = std::nullopt;
+    std::optional<MemoryReport> tensors = std::nullopt;  // of a run's first step
 
     [[nodiscard]] double tokens_per_second() const;
     [[nodiscard]] double comm_wait_seconds() const;

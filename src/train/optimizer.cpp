@@ -6,12 +6,14 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp {
 
 AdamW::AdamW(std::vector<ParameterPiece> pieces, AdamWOptions options)
     : pieces_(std::move(pieces)), options_(options) {
+    const MemoryScope scope(MemoryClass::kOptimizer);
     for (const ParameterPiece& piece : pieces_) {
         exp_avg_.push_back(at::zeros_like(piece.value, at::kFloat));
         exp_avg_sq_.push_back(at::zeros_like(piece.value, at::kFloat));
@@ -20,6 +22,7 @@ AdamW::AdamW(std::vector<ParameterPiece> pieces, AdamWOptions options)
 
 void AdamW::step(double learning_rate) {
     const at::NoGradGuard no_grad;
+    const MemoryScope scope(MemoryClass::kOptimizer);
     const auto [beta1, beta2] = options_.betas;
     ++num_updates_;
     const double correction1 = 1.0 - std::pow(beta1, num_updates_);

@@ -8,23 +8,18 @@
 
 namespace hybridcp {
 
-namespace {
-
-/// What is rounded to the compute dtype at use; everything else stays in fp32.
 bool is_gathered_narrow(const ParameterShape& parameter) {
     return parameter.shape.size() >= 2 && !parameter.name.ends_with("conv1d.weight") &&
            !parameter.name.ends_with("mlp.gate.weight") &&
            !parameter.name.ends_with("shared_expert_gate.weight");
 }
 
-std::int64_t unit_of(const std::string& name, std::int64_t num_layers) {
+std::int64_t unit_of_parameter(const std::string& name, std::int64_t num_layers) {
     if (name == kEmbeddingName) {
         return 0;
     }
     return layer_of_parameter(name).value_or(num_layers) + 1;
 }
-
-}  // namespace
 
 ShardedParameters::ShardedParameters(const ModelConfig& config, const ShardingOptions& options)
     : options_(options), tied_(config.tie_word_embeddings) {
@@ -34,7 +29,7 @@ ShardedParameters::ShardedParameters(const ModelConfig& config, const ShardingOp
         names_.push_back(parameter.name);
         const at::ScalarType dtype =
             is_gathered_narrow(parameter) ? options.compute_dtype : at::kFloat;
-        const std::int64_t unit = unit_of(parameter.name, config.num_layers());
+        const std::int64_t unit = unit_of_parameter(parameter.name, config.num_layers());
         slots[static_cast<std::size_t>(unit)][dtype].push_back(
             {.name = parameter.name, .shape = parameter.shape});
     }

@@ -16,6 +16,12 @@
 
 namespace hybridcp {
 
+/// Whether a parameter is gathered in the compute dtype, to which it is rounded at use; everything
+/// else stays in fp32.
+[[nodiscard]] bool is_gathered_narrow(const ParameterShape& parameter);
+/// parameter_residency.h.
+[[nodiscard]] std::int64_t unit_of_parameter(const std::string& name, std::int64_t num_layers);
+
 struct ShardingOptions {
     at::ScalarType compute_dtype = at::kFloat;
     at::Device device = at::kCPU;

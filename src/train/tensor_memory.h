@@ -1,5 +1,5 @@
-// Bytes of CPU tensors that the calling thread allocates: what a step or a layer holds, counted
-// byte by byte where resident memory would also show caches and fragmentation.
+// Bytes of tensors that the calling thread allocates, by what they are for: counted byte by byte
+// where resident memory would also show caches and fragmentation. docs/memory.md.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -7,10 +7,22 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/memory_class.h"
+
 namespace hybridcp {
 
-/// Counts while it exists, on this thread (on the CPU the backward pass runs there too). Tensors
-/// from before may be freed meanwhile, so live bytes can fall below zero.
+/// What a recorder has seen.
+struct MemoryRecord {
+    std::int64_t peak_bytes = 0;      // of all classes together
+    BytesByClass at_peak_bytes{};     // of each, when that was reached
+    BytesByClass class_peak_bytes{};  // of each, whenever it was
+};
+
+/// Counts while it exists, what this thread and, on CUDA, the threads of its backward passes
+/// allocate and free. An allocation is of the innermost MemoryScope's class; in a backward pass
+/// outside scopes, of the class in whose scope the node was made. Tensors from before may be freed
+/// meanwhile, so live bytes can fall below zero; what a thread without this recorder frees is not
+/// seen (Group sees to its own).
 class TensorMemory {
   public:
     TensorMemory();
@@ -19,7 +31,11 @@ class TensorMemory {
     TensorMemory& operator=(const TensorMemory&) = delete;
 
     [[nodiscard]] std::int64_t live_bytes() const;
+    [[nodiscard]] std::int64_t live_bytes(MemoryClass memory_class) const;
     [[nodiscard]] std::int64_t peak_bytes() const;
+    [[nodiscard]] MemoryRecord record() const;
+    /// Peaks are from now on.
+    void reset_peaks();
 
   private:
     class Reporter;

@@ -1,11 +1,14 @@
 #include "train/trained_model.h"
 
+#include "core/memory_class.h"
+
 namespace hybridcp {
 
 TrainedModel::TrainedModel(const TrainedModelOptions& options,
                            const ParameterSource& source,
                            const Mesh& mesh)
     : mesh_(mesh) {
+    const MemoryScope scope(MemoryClass::kParameters);
     std::vector<NamedParameter> leaves;
     if (options.sharded) {
         shards_ = std::make_unique<ShardedParameters>(

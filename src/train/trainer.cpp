@@ -39,6 +39,7 @@ class Trainer {
         : recipe_(recipe), mesh_(mesh), options_(options) {}
 
     TrainReport run() {
+        memory_.emplace();
         set_up();
         while (state_.step < recipe_.train.steps && !stop_is_asked()) {
             const StepMetrics metrics = step();
@@ -226,7 +227,15 @@ class Trainer {
         mesh_.set_step(number);
         mesh_.reset_recorders();
         try {
+            if (memory_) {
+                memory_->reset_peaks();
+            }
             StepMetrics metrics = update(number);
+            if (memory_) {  // one step tells: the others do the same
+                metrics.tensors = largest_memory(memory_->record(), *mesh_.world);
+                memory_.reset();
+                note(to_table(*metrics.tensors));
+            }
             if (recipe_.train.eval_every > 0 && number % recipe_.train.eval_every == 0) {
                 metrics.validation_loss = report_.validation_loss = validate();
             }
@@ -324,6 +333,7 @@ class Trainer {
     std::optional<RowLoader> validation_;
     std::optional<MetricsFile> metrics_;  // on rank 0
     std::optional<Progress> progress_;    // on rank 0
+    std::optional<TensorMemory> memory_;  // until the first step is done
     TrainState state_;
     TrainReport report_;
     std::int64_t saved_step_ = -1;

@@ -2,6 +2,8 @@
 
 #include <ATen/OpMathType.h>
 
+#include "core/memory_class.h"
+
 namespace hybridcp {
 
 namespace {
@@ -24,6 +26,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     static variable_list backward(AutogradContext* context, variable_list gradients) {
         const at::Tensor token_ids = context->get_saved_variables()[0];
         const at::Tensor& dy = gradients[0];
+        const MemoryScope scope(MemoryClass::kGradients);
         const std::int64_t vocabulary = context->saved_data["vocabulary"].toInt();
         return {at::zeros({vocabulary, dy.size(1)}, dy.options()).index_add_(0, token_ids, dy),
                 at::Tensor(), at::Tensor()};

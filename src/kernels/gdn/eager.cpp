@@ -35,6 +35,7 @@ class EagerCall final : public GdnCall {
 
     GdnSummary summary() override {
         const c10::NoGradGuard no_grad;
+        restore_intermediates();
         const std::int64_t K = problem_.key_dim();
         if (!values_from_zero_.defined()) {
             values_from_zero_ = make_values_from_zero();
@@ -56,6 +57,8 @@ class EagerCall final : public GdnCall {
     GdnOutput forward(const Tensor& S_start) override {
         const c10::NoGradGuard no_grad;
         check_optional_shape(S_start, "S_start", state_shape());
+        restore_intermediates();
+        S_start_ = S_start.defined() ? S_start.detach() : S_start;
         // The pass overwrites the values, so those that summary() left are used up.
         const Tensor values = values_from_zero_.defined()
                                   ? std::exchange(values_from_zero_, Tensor())
@@ -67,8 +70,17 @@ class EagerCall final : public GdnCall {
                 .S_end = layout_.to_segment_order(forward_.last, problem_.value_heads())};
     }
 
+    void release_intermediates() override {
+        factors_ = {};
+        values_from_zero_.reset();
+        forward_.states.reset();
+        forward_.values.reset();
+        are_released_ = true;
+    }
+
     Tensor gradient_summary(const Tensor& d_o) override {
         const c10::NoGradGuard no_grad;
+        restore_intermediates();
         prepared_gradient_ = take_output_gradient(d_o);
         prepared_for_ = d_o;
         prepared_version_ = d_o.defined() ? d_o._version() : 0;
@@ -87,6 +99,7 @@ class EagerCall final : public GdnCall {
     GdnGradients backward(const Tensor& d_o, const Tensor& dS_end) override {
         const c10::NoGradGuard no_grad;
         check_optional_shape(dS_end, "dS_end", state_shape());
+        restore_intermediates();
         const OutputGradient gradient = take_output_gradient(d_o);
         const StatePass reverse =
             run_reverse(factors_, layout_, start_states(dS_end), gradient, KeepStates::kYes);
@@ -99,6 +112,17 @@ class EagerCall final : public GdnCall {
     /// nothing.
     [[nodiscard]] bool has_windows() const {
         return problem_.inputs.g.is_cpu() && problem_.use_qk_l2norm;
+    }
+
+    void restore_intermediates() {
+        if (!std::exchange(are_released_, false)) {
+            return;
+        }
+        factors_ = make_chunk_factors(problem_, layout_, type_);
+        if (forward_.last.defined()) {
+            forward_ = run_forward(factors_, layout_, start_states(S_start_),
+                                   make_values_from_zero(), KeepStates::kYes);
+        }
     }
 
     [[nodiscard]] std::vector<std::int64_t> state_shape() const {
@@ -153,9 +177,11 @@ class EagerCall final : public GdnCall {
     std::shared_ptr<const ChunkLayout> chunks_;
     const ChunkLayout& layout_;
     ChunkFactors factors_;
-    SummaryWindows windows_;            // without truncation where nothing may be left out
-    Tensor values_from_zero_;           // [B, C, V], between summary() and forward()
-    StatePass forward_;                 // of the last forward()
+    SummaryWindows windows_;   // without truncation where nothing may be left out
+    Tensor values_from_zero_;  // [B, C, V], between summary() and forward()
+    Tensor S_start_;           // of the last forward()
+    StatePass forward_;        // of the last forward(); without its states once released
+    bool are_released_ = false;
     OutputGradient prepared_gradient_;  // between gradient_summary() and backward()
     Tensor prepared_for_;
     std::int64_t prepared_version_ = 0;

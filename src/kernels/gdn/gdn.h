@@ -95,6 +95,9 @@ class GdnCall {
     [[nodiscard]] virtual GdnOutput forward(const at::Tensor& S_start) = 0;
     /// Gradient of the segment's own outputs with respect to its start state, [N, Hv, K, V].
     [[nodiscard]] virtual at::Tensor gradient_summary(const at::Tensor& d_o) = 0;
+    /// Frees what the other methods can compute again from the inputs and S_start: the next one of
+    /// them takes the time of another forward() too.
+    virtual void release_intermediates() = 0;
     /// d_o: [T, Hv, V] or undefined for zeros; dS_end: [N, Hv, K, V] or undefined for zeros.
     [[nodiscard]] virtual GdnGradients backward(const at::Tensor& d_o,
                                                 const at::Tensor& dS_end) = 0;

@@ -3,6 +3,7 @@
 #include <ATen/OpMathType.h>
 #include <fmt/ranges.h>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 
 namespace hybridcp {
@@ -46,9 +47,12 @@ at::Tensor linear_projection(const at::Tensor& x, const at::Tensor& weight) {
 at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x) {
     const at::ScalarType wide = at::toOpMathType(x.scalar_type());
     if (dy.is_cuda() && wide != x.scalar_type()) {
+        const MemoryScope scope(MemoryClass::kGradients);
         return at::mm(dy.t(), x, wide);  // only there does ATen have a product of bf16 into fp32
     }
-    return at::mm(dy.to(wide).t(), x.to(wide));
+    const at::Tensor wide_dy = dy.to(wide), wide_x = x.to(wide);
+    const MemoryScope scope(MemoryClass::kGradients);
+    return at::mm(wide_dy.t(), wide_x);
 }
 
 }  // namespace hybridcp

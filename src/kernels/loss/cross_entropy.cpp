@@ -5,7 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "kernels/linear/linear.h"
 #include "kernels/loss/fused_loss.h"
@@ -94,11 +96,29 @@ class ChunkedLoss {
             at::mm_out(d_rows, product, weight_);
         }
         if (d_weight.defined() && product.scalar_type() != d_weight.scalar_type()) {
-            d_weight.add_(weight_gradient(product, hidden));
+            add_weight_gradient(product, hidden);
         } else if (d_weight.defined()) {
             d_weight.addmm_(product.t(), hidden);
         }
         return loss;
+    }
+
+    /// Some words at a time: what is widened for a product in fp32 is not as large as all logits,
+    /// nor the product as d_weight.
+    void add_weight_gradient(const at::Tensor& product, const at::Tensor& hidden) {
+        constexpr std::int64_t kWords = 8192;
+        const at::Tensor wide_hidden =
+            hidden.is_cuda() ? hidden : hidden.to(d_weight.scalar_type());
+        for (std::int64_t begin = 0; begin < d_weight.size(0); begin += kWords) {
+            const std::int64_t words = std::min(kWords, d_weight.size(0) - begin);
+            const at::Tensor d_words = d_weight.narrow(0, begin, words);
+            const at::Tensor logits = product.narrow(1, begin, words);
+            if (hidden.is_cuda()) {
+                d_words.add_(weight_gradient(logits, hidden));
+            } else {
+                d_words.addmm_(logits.to(d_weight.scalar_type()).t(), wide_hidden);
+            }
+        }
     }
 
     /// The losses of the logits in `product`; these become their gradient where one is wanted.
@@ -129,6 +149,15 @@ class ChunkedLoss {
     at::Tensor targets_;
 };
 
+/// Not saved as variables, which could not be scaled in place: a copy of d_weight is as large as
+/// the head.
+struct LossGradients : torch::CustomClassHolder {
+    LossGradients(at::Tensor of_hidden, at::Tensor of_weight)
+        : d_hidden(std::move(of_hidden)), d_weight(std::move(of_weight)) {}
+    at::Tensor d_hidden, d_weight;  // of the sum of losses; undefined where not wanted
+    bool are_taken = false;
+};
+
 struct LmHeadLoss : torch::autograd::Function<LmHeadLoss> {
     static variable_list forward(AutogradContext* context,
                                  const at::Tensor& hidden,
@@ -136,25 +165,35 @@ struct LmHeadLoss : torch::autograd::Function<LmHeadLoss> {
                                  const at::Tensor& targets,
                                  std::int64_t rows_per_chunk,
                                  bool with_gradients) {
+        const MemoryScope scope(MemoryClass::kLogits);
         ChunkedLoss chunks(hidden, weight, targets);
         if (with_gradients && hidden.requires_grad()) {
             chunks.d_hidden = at::empty(hidden.sizes(), hidden.options());
         }
         if (with_gradients && weight.requires_grad()) {
             const at::ScalarType dtype = at::toOpMathType(weight.scalar_type());
+            const MemoryScope gradient_scope(MemoryClass::kGradients);
             chunks.d_weight = at::zeros(weight.sizes(), weight.options().dtype(dtype));
         }
         const at::Tensor loss_per_token = chunks.run(rows_per_chunk);
-        context->save_for_backward({chunks.d_hidden, chunks.d_weight});
+        context->saved_data["gradients"] =
+            c10::IValue::make_capsule(c10::make_intrusive<LossGradients>(
+                std::move(chunks.d_hidden), std::move(chunks.d_weight)));
         context->mark_non_differentiable({loss_per_token});
         return {loss_per_token.sum(), loss_per_token};
     }
 
     static variable_list backward(AutogradContext* context, variable_list gradients) {
-        const variable_list saved = context->get_saved_variables();
-        const at::Tensor &d_hidden = saved[0], &d_weight = saved[1], &scale = gradients[0];
-        return {d_hidden.defined() ? d_hidden.mul(scale).to(d_hidden.scalar_type()) : at::Tensor(),
-                d_weight.defined() ? d_weight.mul(scale) : at::Tensor(), at::Tensor(), at::Tensor(),
+        const auto holder = context->saved_data["gradients"].toCapsule();
+        auto& saved = static_cast<LossGradients&>(*holder);
+        HCP_CHECK(!std::exchange(saved.are_taken, true),
+                  "cross_entropy_lm_head: backward can run only once, it scales its gradients in "
+                  "place");
+        const auto scaled = [&](at::Tensor gradient) {
+            return gradient.defined() ? gradient.mul_(gradients[0]) : gradient;
+        };
+        return {scaled(std::exchange(saved.d_hidden, at::Tensor())),
+                scaled(std::exchange(saved.d_weight, at::Tensor())), at::Tensor(), at::Tensor(),
                 at::Tensor()};
     }
 };

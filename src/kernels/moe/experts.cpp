@@ -3,6 +3,7 @@
 #include <ATen/OpMathType.h>
 #include <fmt/ranges.h>
 
+#include "core/memory_class.h"
 #include "hybridcp/error.h"
 #include "kernels/linear/linear.h"
 
@@ -143,8 +144,11 @@ struct Experts : torch::autograd::Function<Experts> {
         };
         gradients.dx = zeros_if(0, x);
         gradients.d_weights = zeros_if(1, weights);
-        gradients.d_gate_up = zeros_if(2, gate_up);
-        gradients.d_down = zeros_if(3, down);
+        {
+            const MemoryScope scope(MemoryClass::kGradients);
+            gradients.d_gate_up = zeros_if(2, gate_up);
+            gradients.d_down = zeros_if(3, down);
+        }
         const std::vector<std::int64_t> counts = context->saved_data["counts"].toIntVector();
         for_each_expert(counts, [&](std::int64_t expert, std::int64_t begin, std::int64_t count) {
             const at::Tensor rows = tokens.narrow(0, begin, count);

@@ -138,6 +138,9 @@ class FusedCall final : public GdnCall {
         return result;
     }
 
+    /// Backward computes all but the states at checkpoints again anyway.
+    void release_intermediates() override {}
+
     [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         at::Tensor dS = zero_states(problem_.value_dim());
