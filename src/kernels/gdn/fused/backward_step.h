@@ -18,8 +18,12 @@ HCP_STAGE void read_gradient(const ChunkSizes& sizes,
     if (!gradient.zero) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
-            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), gradient.operand(sizes),
-            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            {.left = rows_left<Engine>(keys.k_rows, keys.element_row(sizes)),
+             .right = gradient.operand(sizes),
+             .rows = keys.rows,
+             .columns = sizes.values,
+             .ahead = keys.ahead},
+            [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 store(x + i * row + j, head.to_end[i] * first);
                 store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
@@ -50,8 +54,11 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
     pack_rows_as_depth<Engine>(scratch.d_o, row, ones, keys.rows, sizes.values, scratch.d_o_depth,
                                panel);
     Engine::multiply(
-        transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
-        {scratch.d_o_depth, panel}, keys.rows, sizes.values,
+        {.left = transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
+         .right = {scratch.d_o_depth, panel},
+         .rows = keys.rows,
+         .columns = sizes.values,
+         .ahead = keys.ahead},
         [&](int i) {  // P^T is upper triangular
             return DepthRange{i / Engine::kPerUnit, keys.rows / Engine::kPerUnit};
         },
@@ -84,7 +91,10 @@ HCP_STAGE void update_gradient(const GdnProblemView& problem,
     update_state(sizes, gradient.values, gradient, head.decay,
                  {.left = transposed_left<Engine>(keys.transposed, 2 * keys.rows, sizes.keys),
                   .right = {scratch.depth, panel},
-                  .depth = 2 * keys.rows});
+                  .rows = sizes.keys,
+                  .columns = sizes.values,
+                  .ahead = keys.ahead},
+                 2 * keys.rows);
 }
 
 /// scratch.dots, reads and writes from dO, dR, D, H and dH'.
@@ -116,18 +126,30 @@ HCP_STAGE void gradient_products(const ChunkSizes& sizes,
     pack_columns_as_depth<Engine>(scratch.d_rows, elements, keys.rows, sizes.values,
                                   scratch.d_columns, panel);
     const LeftOperand rows = rows_left<Engine>(scratch.rows, elements);
-    Engine::multiply(rows, {scratch.d_columns, panel}, 2 * keys.rows, round_up(keys.rows, kPanel),
+    Engine::multiply({.left = rows,
+                      .right = {scratch.d_columns, panel},
+                      .rows = 2 * keys.rows,
+                      .columns = round_up(keys.rows, kPanel),
+                      .ahead = keys.ahead},
                      whole, into(scratch.dots, sizes.token_row));
     std::uint32_t* transposed = scratch.state_transposed;
     if (!record.zero_state) {
         State<Engine>::pack_transposed(sizes, record.state, transposed);
-        Engine::multiply(rows, {transposed, panel}, 2 * keys.rows, sizes.keys, whole,
-                         into(scratch.reads, sizes.key_row));
+        Engine::multiply({.left = rows,
+                          .right = {transposed, panel},
+                          .rows = 2 * keys.rows,
+                          .columns = sizes.keys,
+                          .ahead = keys.ahead},
+                         whole, into(scratch.reads, sizes.key_row));
     }
     if (!gradient.zero) {
         State<Engine>::pack_transposed(sizes, gradient.values, transposed);
-        Engine::multiply(rows_left<Engine>(scratch.d_rows, elements), {transposed, panel},
-                         keys.rows, sizes.keys, whole, into(scratch.writes, sizes.key_row));
+        Engine::multiply({.left = rows_left<Engine>(scratch.d_rows, elements),
+                          .right = {transposed, panel},
+                          .rows = keys.rows,
+                          .columns = sizes.keys,
+                          .ahead = keys.ahead},
+                         whole, into(scratch.writes, sizes.key_row));
     }
 }
 

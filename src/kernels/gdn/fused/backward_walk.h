@@ -48,6 +48,19 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     }
 
   private:
+    void look_ahead_at_inputs(std::int64_t next) const {
+        this->look_ahead_at_keys(this->problem.k, next);
+        this->look_ahead_at_values(this->problem.v, next);
+    }
+    /// What a step takes besides.
+    void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
+        this->look_ahead_at_keys(this->problem.q, next);
+        this->look_ahead_at_values(request.d_o, next);
+        this->look_ahead_at_values(request.dv, next);
+        this->look_ahead_at_keys(request.dq, next);
+        this->look_ahead_at_keys(request.dk, next);
+    }
+
     /// D and H of the chunks begin .. end - 1.
     void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
         const float* from = begin == 0 ? this->task.start
@@ -58,7 +71,12 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
             this->load_state(states[i], this->state_of(from, i));
         }
         for (std::int64_t c = begin; c < end; ++c) {
-            this->prefetch_inputs(c + 1, false);
+            this->keys.ahead.finish();
+            if (c + 1 < end) {
+                look_ahead_at_inputs(c + 1);
+            } else {
+                look_ahead_at_step(request, c);
+            }
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 remake_chunk(c, i, records[i][c - begin]);
@@ -82,12 +100,13 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
-        const int value_dim = this->problem.value_dim;
-        this->prefetch_inputs(c - 1, true);
-        this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group, value_dim);
-        this->template prefetch<true, Input>(request.dv, c, this->problem.group, value_dim);
-        this->template prefetch<true, Input>(request.dq, c, 1, this->problem.key_dim);
-        this->template prefetch<true, Input>(request.dk, c, 1, this->problem.key_dim);
+        this->keys.ahead.finish();
+        if (c % kCheckpointChunks != 0) {
+            look_ahead_at_inputs(c - 1);
+            look_ahead_at_step(request, c - 1);
+        } else {
+            look_ahead_at_inputs(c - kCheckpointChunks);  // what is made again next
+        }
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
         sums.clear(this->sizes);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {

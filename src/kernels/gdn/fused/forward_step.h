@@ -45,8 +45,12 @@ HCP_STAGE void new_values(const ChunkSizes& sizes,
     } else {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
-            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), state.operand(sizes),
-            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            {.left = rows_left<Engine>(keys.k_rows, keys.element_row(sizes)),
+             .right = state.operand(sizes),
+             .rows = keys.rows,
+             .columns = sizes.values,
+             .ahead = keys.ahead},
+            [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 float* to = values + i * row + j;
                 store(to, head.beta[i] * (load(to) - head.gamma[i] * first));
@@ -69,8 +73,12 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
     if (!state.zero) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
-            rows_left<Engine>(keys.q_rows, keys.element_row(sizes)), state.operand(sizes),
-            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            {.left = rows_left<Engine>(keys.q_rows, keys.element_row(sizes)),
+             .right = state.operand(sizes),
+             .rows = keys.rows,
+             .columns = sizes.values,
+             .ahead = keys.ahead},
+            [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 store(o + i * row + j, problem.scale * head.gamma[i] * first);
                 store(o + (i + 1) * row + j, problem.scale * head.gamma[i + 1] * second);
@@ -88,8 +96,11 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
                                scratch.depth, panel);
     const bool add = !state.zero;
     Engine::multiply(
-        rows_left<Engine>(scratch.read_rows, read_row), {scratch.depth, panel}, keys.rows,
-        sizes.values,
+        {.left = rows_left<Engine>(scratch.read_rows, read_row),
+         .right = {scratch.depth, panel},
+         .rows = keys.rows,
+         .columns = sizes.values,
+         .ahead = keys.ahead},
         [&](int i) {  // P is lower triangular
             return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
         },
@@ -115,7 +126,10 @@ HCP_STAGE void write_values(const ChunkSizes& sizes,
     update_state(sizes, old, state, head.decay,
                  {.left = transposed_left<Engine>(keys.transposed, keys.rows, sizes.keys),
                   .right = {scratch.depth, panel},
-                  .depth = keys.rows});
+                  .rows = sizes.keys,
+                  .columns = sizes.values,
+                  .ahead = keys.ahead},
+                 keys.rows);
 }
 
 }  // namespace hybridcp::HCP_ISA

@@ -21,9 +21,11 @@ struct OutputWalk : Walk<Engine, Input> {
             this->load_state(states[i], this->state_of(this->task.start, i));
         }
         for (std::int64_t c = 0; c < this->chunks.size(); ++c) {
-            this->prefetch_inputs(c + 1, true);
-            this->template prefetch<true, Input>(forward.o, c, this->problem.group,
-                                                 this->problem.value_dim);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c + 1);
+            this->look_ahead_at_keys(this->problem.q, c + 1);
+            this->look_ahead_at_values(this->problem.v, c + 1);
+            this->look_ahead_at_values(forward.o, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c > 0 && c % kCheckpointChunks == 0) {
@@ -80,7 +82,9 @@ struct SummaryWalk : Walk<Engine, Input> {
             first = summary.first_chunks[i] < first ? summary.first_chunks[i] : first;
         }
         for (std::int64_t c = first; c < this->chunks.size(); ++c) {
-            this->prefetch_inputs(c + 1, false);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c + 1);
+            this->look_ahead_at_values(this->problem.v, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c >= summary.first_chunks[i]) {

@@ -21,6 +21,7 @@ struct KeyChunk {
     std::uint32_t* tokens;         // right operand, depth [Q; K] (2C), columns K
     std::uint32_t* transposed;     // left operand, rows K, depth C ([Q; K]: 2C)
     float *kk, *qk;                // [C, C] k k^T, scale * q k^T
+    mutable RowsAhead ahead;       // of the next chunk
     float* scratch;                // [2C, K] q and k next to each other
 
     KeyChunk(Workspace& space, const ChunkSizes& sizes) {
@@ -106,8 +107,12 @@ struct KeyChunk {
                                            float factor) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
-            rows_left<Engine>(left, element_row(sizes)), {k_columns, columns_panel(sizes)}, rows,
-            round_up(rows, kPanel), [&](int) { return DepthRange{0, depth}; },
+            {.left = rows_left<Engine>(left, element_row(sizes)),
+             .right = {k_columns, columns_panel(sizes)},
+             .rows = rows,
+             .columns = round_up(rows, kPanel),
+             .ahead = ahead},
+            [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 store(to + i * sizes.token_row + j, first * factor);
                 store(to + (i + 1) * sizes.token_row + j, second * factor);

@@ -57,16 +57,22 @@ HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
     };
     const int half = keys.rows / Engine::kPerUnit;
     Engine::multiply(
-        rows_left<Engine>(dp_rows, elements), {keys.tokens + half * kPanel, keys.tokens_panel()},
-        keys.rows, sizes.keys,
+        {.left = rows_left<Engine>(dp_rows, elements),
+         .right = {keys.tokens + half * kPanel, keys.tokens_panel()},
+         .rows = keys.rows,
+         .columns = sizes.keys,
+         .ahead = keys.ahead},
         [&](int i) {
             return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
         },
         add_to(sums.dq));
     pack_transposed_left<Engine>(sums.dp, row, 2 * keys.rows, keys.rows, scratch.pairs_transposed);
     Engine::multiply(
-        transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
-        {keys.tokens, keys.tokens_panel()}, keys.rows, sizes.keys,
+        {.left = transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
+         .right = {keys.tokens, keys.tokens_panel()},
+         .rows = keys.rows,
+         .columns = sizes.keys,
+         .ahead = keys.ahead},
         [&](int) { return DepthRange{0, 2 * half}; }, add_to(sums.dk));
 }
 

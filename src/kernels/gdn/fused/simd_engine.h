@@ -5,6 +5,7 @@
 // masks, converts and stores.
 #pragma once
 
+#include "kernels/gdn/fused/rows_ahead.h"
 #include "kernels/simd/bf16.h"
 
 namespace hybridcp::HCP_ISA {
@@ -25,6 +26,14 @@ inline constexpr int kPanel = 32;
 struct RightOperand {
     const std::uint32_t* units;
     int panel_stride;
+};
+
+/// left right, of [rows, columns]. rows: a multiple of the engine's kRowMultiple; columns: of 32.
+struct Product {
+    LeftOperand left;
+    RightOperand right;
+    int rows, columns;
+    RowsAhead& ahead;  // asked for meanwhile
 };
 
 struct DepthRange {
@@ -81,23 +90,21 @@ struct SimdEngine : Arithmetic {
     static constexpr int kVectors = 2;
     static constexpr int kRowMultiple = 16;  // rows of a product, and lanes of a transpose
     static constexpr int kChunk = 32;
+    static constexpr int kRowsAhead = kLanes == 16 ? 2 : 1;  // asked for in each block
 
     static void begin() {}
     static void end() {}
 
     /// epilogue(i, j, first, second): columns j .. j + kLanes - 1 of the rows i and i + 1.
-    /// `depth(i)` is the range of units that rows i .. i + kRows - 1 need. rows: a multiple of
-    /// kRowMultiple; columns: of 32.
+    /// `depth(i)` is the range of units that rows i .. i + kRows - 1 need.
     template <typename Depth, typename Epilogue>
-    static HCP_INLINE void multiply(LeftOperand left,
-                                    RightOperand right,
-                                    int rows,
-                                    int columns,
-                                    Depth depth,
-                                    Epilogue epilogue) {
-        for (int j = 0; j < columns; j += kVectors * kLanes) {
-            for (int i = 0; i < rows; i += kRows) {
-                block(left, right, i, j, depth(i), epilogue);
+    static HCP_INLINE void multiply(const Product& product, Depth depth, Epilogue epilogue) {
+        for (int j = 0; j < product.columns; j += kVectors * kLanes) {
+            for (int i = 0; i < product.rows; i += kRows) {
+                for (int n = 0; n < kRowsAhead; ++n) {
+                    product.ahead.ask();
+                }
+                block(product, i, j, depth(i), epilogue);
             }
         }
     }
@@ -105,7 +112,9 @@ struct SimdEngine : Arithmetic {
   private:
     template <typename Epilogue>
     static HCP_INLINE void block(
-        LeftOperand left, RightOperand right, int i, int j, DepthRange depth, Epilogue& epilogue) {
+        const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
+        const LeftOperand left = product.left;
+        const RightOperand right = product.right;
         Vec sums[kRows][kVectors] = {};
         const std::uint32_t* a = left.units + i * left.row_stride + depth.begin * left.unit_stride;
         const std::uint32_t* b =

@@ -30,9 +30,10 @@ struct StateGradientWalk : Walk<Engine, Input> {
             last = count(i) > last ? count(i) : last;
         }
         for (std::int64_t c = last - 1; c >= 0; --c) {
-            this->prefetch_inputs(c - 1, true);
-            this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group,
-                                                  this->problem.value_dim);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c - 1);
+            this->look_ahead_at_keys(this->problem.q, c - 1);
+            this->look_ahead_at_values(request.d_o, c - 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c < count(i)) {

@@ -5,24 +5,17 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// A product left right of [K, depth] and [depth, V]; `depth` in elements.
-struct StateProduct {
-    LeftOperand left;
-    RightOperand right;
-    int depth;
-};
-
-/// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
+/// H <- decay H + a product [K, V] whose depth is `depth` elements. The old values are read at `old`, which may be the state's own.
 template <typename Engine>
 HCP_STAGE void update_state(const ChunkSizes& sizes,
                             const float* old,
                             State<Engine>& state,
                             float decay,
-                            const StateProduct& product) {
-    const int units = product.depth / Engine::kPerUnit;
+                            const Product& product,
+                            int depth) {
+    const int units = depth / Engine::kPerUnit;
     Engine::multiply(
-        product.left, product.right, sizes.keys, sizes.values,
-        [&](int) { return DepthRange{0, units}; },
+        product, [&](int) { return DepthRange{0, units}; },
         [&](int i, int j, Vec first, Vec second) {
             const float* from = State<Engine>::at(old, sizes, i, j);
             state.set(sizes, i, j, decay * load(from) + first,

@@ -26,18 +26,6 @@ struct ChunkSizes {
           token_row(padded_row(chunk_tokens)) {}
 };
 
-/// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to
-/// guess.
-template <bool Write, typename T>
-HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int dim) {
-    constexpr int line = 64 / static_cast<int>(sizeof(T));
-    for (int r = 0; r < count; ++r) {
-        for (int c = 0; c < dim; c += line) {
-            __builtin_prefetch(rows + r * stride + c, Write ? 1 : 0, 2);
-        }
-    }
-}
-
 /// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
 template <typename Input>
 HCP_INLINE void load_rows(const Input* from,

@@ -66,23 +66,21 @@ struct Walk {
     void fill_head(std::int64_t chunk, std::int64_t i) {
         head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
     }
-    /// Asks for what chunk `next` will read, or where it will write.
-    template <bool Write, typename T>
-    void prefetch(const GdnView& view, std::int64_t next, std::int64_t heads, int dim) const {
+    /// Rows of keys or values of chunk `next`, to be asked for in the products of this one.
+    void look_ahead_at_keys(const GdnView& view, std::int64_t next) const {
         if (view.data != nullptr && chunks.contains(next)) {
-            for (std::int64_t i = 0; i < heads; ++i) {
-                prefetch_rows<Write>(
-                    at_token<const T>(view, chunks.token(next), task.key_head * heads + i),
-                    view.token_stride, chunks.count(next), dim);
-            }
+            keys.ahead.add(at_token<const Input>(view, chunks.token(next), task.key_head),
+                           view.token_stride, chunks.count(next), problem.key_dim);
         }
     }
-    void prefetch_inputs(std::int64_t next, bool outputs) const {
-        if (outputs) {
-            prefetch<false, Input>(problem.q, next, 1, problem.key_dim);
+    void look_ahead_at_values(const GdnView& view, std::int64_t next) const {
+        for (std::int64_t i = 0; i < problem.group; ++i) {
+            if (view.data != nullptr && chunks.contains(next)) {
+                keys.ahead.add(at_token<const Input>(view, chunks.token(next), value_head(i)) +
+                                   task.column_begin,
+                               view.token_stride, chunks.count(next), columns);
+            }
         }
-        prefetch<false, Input>(problem.k, next, 1, problem.key_dim);
-        prefetch<false, Input>(problem.v, next, problem.group, problem.value_dim);
     }
 
     /// Rows of v (or another view of its shape) into `to`.
