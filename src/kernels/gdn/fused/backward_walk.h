@@ -83,8 +83,8 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
                 if (c + 1 < end) {
                     const float* old = states[i].values;
                     states[i].borrow(records[i][c + 1 - begin].state);
-                    write_values(this->sizes, this->keys, this->head, old,
-                                 records[i][c - begin].new_values, states[i], this->scratch);
+                    write_values(this->sizes, this->keys, this->head, old, states[i],
+                                 this->scratch);
                 }
             }
         }
@@ -94,8 +94,10 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         const State<Engine>& state = states[i];
         record.zero_state = state.zero;
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, record.new_values);
-        new_values(this->sizes, this->keys, this->head, state, record.new_values);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        new_values<false>(
+            this->sizes, this->keys, this->head, state,
+            [&](int r, int j) { return load(v.row(r) + j); }, record.new_values, this->scratch);
     }
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
@@ -108,18 +110,21 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
             look_ahead_at_inputs(c - kCheckpointChunks);  // what is made again next
         }
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
-        sums.clear(this->sizes);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
             head_step(request, c, i);
         }
         add_pair_products(this->sizes, this->keys, this->gradient_scratch, sums);
         const bool normalised = this->problem.use_qk_l2norm;
+        const auto rows_of = [&](const GdnView& view) {
+            return OutputRows<Input>{.data = at_token<Input>(view, token, key_head),
+                                     .stride = view.token_stride,
+                                     .count = this->keys.count,
+                                     .dim = this->problem.key_dim};
+        };
         store_key_gradient(this->sizes, this->keys.q, this->keys.q_inverse, normalised, sums.dq,
-                           this->keys.count, this->problem.key_dim,
-                           at_token<Input>(request.dq, token, key_head), request.dq.token_stride);
+                           rows_of(request.dq));
         store_key_gradient(this->sizes, this->keys.k, this->keys.k_inverse, normalised, sums.dk,
-                           this->keys.count, this->problem.key_dim,
-                           at_token<Input>(request.dk, token, key_head), request.dk.token_stride);
+                           rows_of(request.dk));
     }
 
     void head_step(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
@@ -127,16 +132,22 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         State<Engine>& gradient = this->gradients[i];
         const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, products.values);
-        this->load_output_gradient(request.d_o, c, i);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        const OutputRows<Input> dv = this->output_rows(request.dv, c, i);
+        pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
+                             this->output_gradient_rows(request.d_o, c, i), products);
         read_gradient(this->sizes, this->keys, this->head, gradient, products);
         sum_writes(this->sizes, this->keys, record, gradient, products);
-        solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones,
-                        products);
+        solved_gradient(
+            this->sizes, this->keys, this->head, gradient,
+            [&](int r, int j, Vec dr) { dv.put(r, j, this->head.beta[r] * dr); }, products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
-        sum_rows(this->problem, this->sizes, this->keys, this->head, products, !record.zero_state,
-                 !gradient.zero, sums, dbeta);
-        sum_pairs(this->problem, this->sizes, this->keys, this->head, products, sums, dbeta);
+        sum_rows(
+            this->problem, this->sizes, this->keys, this->head, v, products,
+            {.is_first = i == 0, .has_state = !record.zero_state, .has_gradient = !gradient.zero},
+            sums, dbeta);
+        sum_pairs(this->problem, this->sizes, this->keys, this->head, products, i == 0, sums,
+                  dbeta);
         double through = 0;
         if (!gradient.zero && !record.zero_state) {
             through = static_cast<double>(this->head.decay) *
@@ -144,25 +155,11 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         }
         sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
                                this->chunks.token(c), this->value_head(i));
-        store_head_gradients(request, c, i);
-        update_gradient(this->problem, this->sizes, this->keys, this->head, gradient, products);
-    }
-
-    /// dv = beta dR, and dbeta.
-    void store_head_gradients(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
-        const std::int64_t token = this->chunks.token(c), owner = this->value_head(i);
-        float* dv = this->scratch.outputs;
-        const int row = this->sizes.value_row;
         for (int r = 0; r < this->keys.count; ++r) {
-            *at_token<float>(request.dbeta, token + r, owner) = dbeta[r];
-            const Vec beta = broadcast(this->head.beta[r]);
-            for (int j = 0; j < this->sizes.values; j += kLanes) {
-                store(dv + r * row + j, beta * load(this->gradient_scratch.solved + r * row + j));
-            }
+            *at_token<float>(request.dbeta, this->chunks.token(c) + r, this->value_head(i)) =
+                dbeta[r];
         }
-        store_rows(dv, row, this->keys.count, this->columns,
-                   at_token<Input>(request.dv, token, owner) + this->task.column_begin,
-                   request.dv.token_stride);
+        update_gradient(this->sizes, this->keys, this->head, gradient, products);
     }
 };
 

@@ -10,36 +10,39 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 struct ForwardScratch {
     using Element = typename Engine::Element;
-    float* values;         // [C, V] V, then D
-    float* outputs;        // [C, V]
-    Element* read_rows;    // [C, C] P
-    std::uint32_t* depth;  // right operand of D, or of its decayed rows
-    float* ones;           // [C]
+    float* values;          // [C, V] D
+    float* outputs;         // [C, V]
+    Element* read_rows;     // [C, C] P
+    std::uint32_t* depth;   // right operand, depth C: D
+    std::uint32_t* writes;  // right operand, depth C: e^{B-b} D
 
     ForwardScratch(Workspace& space, const ChunkSizes& sizes) {
         values = space.take<float>(sizes.tokens * sizes.value_row);
         outputs = space.take<float>(sizes.tokens * sizes.value_row);
         read_rows = space.take<Element>(sizes.tokens * read_row(sizes));
         depth = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
-        ones = space.take<float>(sizes.tokens);
+        writes = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
     }
 
     static int read_row(const ChunkSizes& sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }
 };
 
-/// D = T beta (V - gamma K H) in place of V.
-template <typename Engine>
+/// D = T beta (V - gamma K H) into `values`, and scratch.writes; scratch.depth for `Outputs`.
+/// value(i, j): a vector of V.
+template <bool Outputs, typename Engine, typename Value>
 HCP_STAGE void new_values(const ChunkSizes& sizes,
                           const KeyChunk<Engine>& keys,
                           const HeadChunk& head,
                           const State<Engine>& state,
-                          float* values) {
+                          Value value,
+                          float* values,
+                          ForwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     if (state.zero) {
         for (int i = 0; i < keys.rows; ++i) {
             const Vec beta = broadcast(head.beta[i]);
             for (int j = 0; j < sizes.values; j += kLanes) {
-                store(values + i * row + j, beta * load(values + i * row + j));
+                store(values + i * row + j, beta * value(i, j));
             }
         }
     } else {
@@ -53,21 +56,33 @@ HCP_STAGE void new_values(const ChunkSizes& sizes,
             [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 float* to = values + i * row + j;
-                store(to, head.beta[i] * (load(to) - head.gamma[i] * first));
-                store(to + row, head.beta[i + 1] * (load(to + row) - head.gamma[i + 1] * second));
+                store(to, head.beta[i] * (value(i, j) - head.gamma[i] * first));
+                store(to + row, head.beta[i + 1] * (value(i + 1, j) - head.gamma[i + 1] * second));
             });
     }
-    solve(head.system, sizes.token_row, values, row, keys.rows, sizes.values);
+    const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    solve(head.system, sizes.token_row, values, row, keys.rows, sizes.values,
+          [&](int i, int j, const Vec* first, const Vec* second) {
+              if constexpr (Outputs) {
+                  store_row_pair<Engine>(unit_of_row<Engine>(scratch.depth, panel, i, j), first,
+                                         second);
+              }
+              const Vec decayed[2] = {head.to_end[i] * first[0], head.to_end[i] * first[1]};
+              const Vec next[2] = {head.to_end[i + 1] * second[0], head.to_end[i + 1] * second[1]};
+              store_row_pair<Engine>(unit_of_row<Engine>(scratch.writes, panel, i, j), decayed,
+                                     next);
+          });
 }
 
-/// O = s gamma Q H + P D into scratch.outputs.
-template <typename Engine>
+/// O = s gamma Q H + P D to rows of the caller's.
+template <typename Engine, typename Output>
 HCP_STAGE void outputs(const GdnProblemView& problem,
                        const ChunkSizes& sizes,
                        const KeyChunk<Engine>& keys,
                        const HeadChunk& head,
                        const State<Engine>& state,
-                       ForwardScratch<Engine>& scratch) {
+                       ForwardScratch<Engine>& scratch,
+                       const OutputRows<Output>& to) {
     const int row = sizes.value_row;
     float* o = scratch.outputs;
     if (!state.zero) {
@@ -92,8 +107,6 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
         }
     }
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(scratch.values, row, scratch.ones, keys.rows, sizes.values,
-                               scratch.depth, panel);
     const bool add = !state.zero;
     Engine::multiply(
         {.left = rows_left<Engine>(scratch.read_rows, read_row),
@@ -105,27 +118,23 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
             return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
         },
         [&](int i, int j, Vec first, Vec second) {
-            float* to = o + i * row + j;
-            store(to, add ? load(to) + first : first);
-            store(to + row, add ? load(to + row) + second : second);
+            const float* before = o + i * row + j;
+            to.put(i, j, add ? load(before) + first : first);
+            to.put(i + 1, j, add ? load(before + row) + second : second);
         });
 }
 
-/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D at `values`.
+/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D as new_values left it in the scratch.
 template <typename Engine>
 HCP_STAGE void write_values(const ChunkSizes& sizes,
                             const KeyChunk<Engine>& keys,
                             const HeadChunk& head,
                             const float* old,
-                            const float* values,
                             State<Engine>& state,
                             ForwardScratch<Engine>& scratch) {
-    const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(values, sizes.value_row, head.to_end, keys.rows, sizes.values,
-                               scratch.depth, panel);
     update_state(sizes, old, state, head.decay,
-                 {.left = transposed_left<Engine>(keys.transposed, keys.rows, sizes.keys),
-                  .right = {scratch.depth, panel},
+                 {.left = keys.transposed_operand(sizes),
+                  .right = {scratch.writes, keys.rows / Engine::kPerUnit * kPanel},
                   .rows = sizes.keys,
                   .columns = sizes.values,
                   .ahead = keys.ahead},

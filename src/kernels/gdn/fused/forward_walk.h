@@ -44,15 +44,14 @@ struct OutputWalk : Walk<Engine, Input> {
   private:
     void step(const GdnForwardTask& forward, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, this->scratch.values);
-        new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch);
-        store_rows(this->scratch.outputs, this->sizes.value_row, this->keys.count, this->columns,
-                   at_token<Input>(forward.o, this->chunks.token(c), this->value_head(i)) +
-                       this->task.column_begin,
-                   forward.o.token_stride);
-        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
-                     states[i], this->scratch);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        new_values<true>(
+            this->sizes, this->keys, this->head, states[i],
+            [&](int r, int j) { return load(v.row(r) + j); }, this->scratch.values, this->scratch);
+        outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch,
+                this->output_rows(forward.o, c, i));
+        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
+                     this->scratch);
     }
 };
 
@@ -104,16 +103,17 @@ struct SummaryWalk : Walk<Engine, Input> {
   private:
     void step(std::int64_t c, std::int64_t i, bool has_map) {
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, this->scratch.values);
-        new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
-                     states[i], this->scratch);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        new_values<false>(
+            this->sizes, this->keys, this->head, states[i],
+            [&](int r, int j) { return load(v.row(r) + j); }, this->scratch.values, this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
+                     this->scratch);
         if (has_map) {
-            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, map_scratch.values,
-                      map_sizes.value_row, this->keys.rows, map_sizes.values);
-            new_values(map_sizes, this->keys, this->head, maps[i], map_scratch.values);
-            write_values(map_sizes, this->keys, this->head, maps[i].values, map_scratch.values,
-                         maps[i], map_scratch);
+            new_values<false>(
+                map_sizes, this->keys, this->head, maps[i], [](int, int) { return Vec{}; },
+                map_scratch.values, map_scratch);
+            write_values(map_sizes, this->keys, this->head, maps[i].values, maps[i], map_scratch);
         }
     }
 };

@@ -11,20 +11,15 @@ HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
                                   const float* x,
                                   const float* inverse,
                                   bool normalised,
-                                  float* dx,
-                                  int count,
-                                  int dim,
-                                  Output* to,
-                                  std::int64_t stride) {
-    for (int i = 0; normalised && i < count; ++i) {
-        const float* x_row = x + i * sizes.key_row;
-        float* dx_row = dx + i * sizes.key_row;
-        const Vec along = broadcast(dot(x_row, dx_row, sizes.keys));
+                                  const float* dx,
+                                  const OutputRows<Output>& to) {
+    for (int i = 0; i < to.count; ++i) {
+        const float *x_row = x + i * sizes.key_row, *dx_row = dx + i * sizes.key_row;
+        const Vec along = normalised ? broadcast(dot(x_row, dx_row, sizes.keys)) : Vec{};
         for (int c = 0; c < sizes.keys; c += kLanes) {
-            store(dx_row + c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
+            to.put(i, c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
         }
     }
-    store_rows(dx, sizes.key_row, count, dim, to, stride);
 }
 
 /// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.

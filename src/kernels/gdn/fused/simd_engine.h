@@ -10,17 +10,23 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// Unit u of row i at units[i * row_stride + u * unit_stride]: rows as they lie (unit_stride 1), or
-/// a transposed operand read from token-major units (row_stride 1).
+/// Columns of a panel: right operands and states are stored as [columns / 32][rows][32], since rows
+/// that lie a power of two apart would share a few sets of the first-level cache.
+inline constexpr int kPanel = 32;
+
+/// Unit u of row i at units[(i / 32) * panel_stride + (i % 32) * row_stride + u * unit_stride]:
+/// rows as they lie (unit_stride 1), or a transposed operand read from token-major units
+/// (row_stride 1).
 struct LeftOperand {
     const std::uint32_t* units;
     int row_stride;
     int unit_stride;
-};
+    int panel_stride;
 
-/// Columns of a panel: right operands and states are stored as [columns / 32][rows][32], since rows
-/// that lie a power of two apart would share a few sets of the first-level cache.
-inline constexpr int kPanel = 32;
+    [[nodiscard]] HCP_INLINE const std::uint32_t* row(int i) const {
+        return units + (i / kPanel) * panel_stride + (i % kPanel) * row_stride;
+    }
+};
 
 /// Unit u of column j at units[(j / 32) * panel_stride + u * 32 + j % 32].
 struct RightOperand {
@@ -116,7 +122,7 @@ struct SimdEngine : Arithmetic {
         const LeftOperand left = product.left;
         const RightOperand right = product.right;
         Vec sums[kRows][kVectors] = {};
-        const std::uint32_t* a = left.units + i * left.row_stride + depth.begin * left.unit_stride;
+        const std::uint32_t* a = left.row(i) + depth.begin * left.unit_stride;
         const std::uint32_t* b =
             right.units + (j / kPanel) * right.panel_stride + depth.begin * kPanel + j % kPanel;
         for (int u = depth.begin; u < depth.end; ++u) {

@@ -5,7 +5,8 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// H <- decay H + a product [K, V] whose depth is `depth` elements. The old values are read at `old`, which may be the state's own.
+/// H <- decay H + a product [K, V] whose depth is `depth` elements. The old values are read at
+/// `old`, which may be the state's own.
 template <typename Engine>
 HCP_STAGE void update_state(const ChunkSizes& sizes,
                             const float* old,

@@ -105,8 +105,8 @@ struct TileEngine : Bf16Arithmetic {
                 }
                 const DepthRange range = depth(i);
                 const int begin = range.begin / kTileUnits * kTileUnits;
-                multiply_tiles(left.units + i * left.row_stride + begin, left.row_stride,
-                               panel + begin * kPanel, range.end - begin, result);
+                multiply_tiles(left.row(i) + begin, left.row_stride, panel + begin * kPanel,
+                               range.end - begin, result);
                 for (int m = 0; m < kRows; m += 2) {
 #pragma GCC unroll 2
                     for (int n = 0; n < kPanel; n += kLanes) {

@@ -12,16 +12,49 @@ HCP_INLINE int padded_row(int columns) {
     return columns + 16;
 }
 
-/// Units of two rows: bf16 pairs, the first row in the low half.
+/// 2 kLanes values next to each other, rounded to bf16 in their order.
+HCP_INLINE VecUint narrowed_row(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+    return std::bit_cast<VecUint>(
+        _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
+#else
+    Bf16 narrow[2 * kLanes];
+    store(narrow, first);
+    store(narrow + kLanes, second);
+    VecUint units;
+    std::memcpy(&units, narrow, sizeof(units));
+    return units;
+#endif
+}
+
+using VecShort = std::uint16_t __attribute__((vector_size(HCP_VECTOR_BYTES)));
+
+template <int... Lane>
+HCP_INLINE void interleave(VecShort first,
+                           VecShort second,
+                           VecUint* pairs,
+                           std::integer_sequence<int, Lane...> /*all*/) {
+    constexpr int all = 2 * kLanes;
+    pairs[0] = std::bit_cast<VecUint>(
+        __builtin_shufflevector(first, second, ((Lane & 1) * all + Lane / 2)...));
+    pairs[1] = std::bit_cast<VecUint>(
+        __builtin_shufflevector(first, second, ((Lane & 1) * all + kLanes + Lane / 2)...));
+}
+
+/// Units of two rows of bf16: pairs, the first row in the low half.
+HCP_INLINE void interleave(VecUint first, VecUint second, VecUint* pairs) {
+    interleave(std::bit_cast<VecShort>(first), std::bit_cast<VecShort>(second), pairs,
+               std::make_integer_sequence<int, 2 * kLanes>());
+}
+
+/// The same from fp32 rows of one vector.
 HCP_INLINE VecUint pair_units(Vec first, Vec second) {
 #if defined(__AVX512BF16__)
     // Both rows in one conversion, then their halves side by side.
-    const __m512i rows = std::bit_cast<__m512i>(
-        _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
-    alignas(64) static constexpr std::uint16_t kOrder[32] = {
-        0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return std::bit_cast<VecUint>(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), rows));
+    const auto rows = std::bit_cast<VecShort>(narrowed_row(first, second));
+    return std::bit_cast<VecUint>(
+        __builtin_shufflevector(rows, rows, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
 #else
     const VecUint low = __builtin_convertvector(to_bf16(first), VecUint);
     const VecUint high = __builtin_convertvector(to_bf16(second), VecUint);

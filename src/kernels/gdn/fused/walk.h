@@ -44,6 +44,7 @@ struct Walk {
     KeyChunk<Engine> keys;
     HeadChunk head;
     ForwardScratch<Engine> scratch;
+    Input* value_copy;  // [C, V]
 
     Walk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : problem(the_problem),
@@ -53,7 +54,8 @@ struct Walk {
           chunks(the_task, Engine::kChunk),
           keys(space, sizes),
           head(space, sizes),
-          scratch(space, sizes) {}
+          scratch(space, sizes),
+          value_copy(space.take<Input>(sizes.tokens * sizes.value_row)) {}
 
     [[nodiscard]] std::int64_t value_head(std::int64_t i) const {
         return task.key_head * problem.group + i;
@@ -83,14 +85,23 @@ struct Walk {
         }
     }
 
-    /// Rows of v (or another view of its shape) into `to`.
-    __attribute__((noinline)) void load_values(const GdnView& view,
-                                               std::int64_t chunk,
-                                               std::int64_t i,
-                                               float* to) const {
-        load_rows(
-            at_token<const Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
-            view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows, sizes.values);
+    /// Rows of v (or another view of its shape) of value head i; `copy` as in whole_rows.
+    [[nodiscard]] TokenRows<Input> value_rows(const GdnView& view,
+                                              std::int64_t chunk,
+                                              std::int64_t i,
+                                              Input* copy) const {
+        const Input* from = at_token<const Input>(view, chunks.token(chunk), value_head(i));
+        return whole_rows<Input>({from + task.column_begin, view.token_stride}, keys.count, columns,
+                                 copy, keys.rows, sizes.values);
+    }
+    [[nodiscard]] OutputRows<Input> output_rows(const GdnView& view,
+                                                std::int64_t chunk,
+                                                std::int64_t i) const {
+        return {
+            .data = at_token<Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
+            .stride = view.token_stride,
+            .count = keys.count,
+            .dim = columns};
     }
     /// States of value head i in a tensor of states; null stays null.
     template <typename T>
