@@ -52,6 +52,24 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         this->look_ahead_at_keys(this->problem.k, next);
         this->look_ahead_at_values(this->problem.v, next);
     }
+    /// What remaking a block of chunks starts from.
+    void look_ahead_at_block(const GdnBackwardTask& request, std::int64_t begin) const {
+        look_ahead_at_inputs(begin);
+        for (std::int64_t i = 0; i < this->problem.group && begin >= 0; ++i) {
+            const float* state = this->state_of(checkpoint(request, begin), i);
+            if (state != nullptr) {
+                this->keys.ahead.add(state, this->problem.value_dim, this->problem.key_dim,
+                                     this->columns);
+            }
+        }
+    }
+    /// The states at the start of chunk `begin`.
+    [[nodiscard]] const float* checkpoint(const GdnBackwardTask& request,
+                                          std::int64_t begin) const {
+        return begin == 0 ? this->task.start
+                          : request.checkpoints +
+                                (begin / kCheckpointChunks - 1) * request.checkpoint_stride;
+    }
     /// What a step takes besides.
     void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
         this->look_ahead_at_keys(this->problem.q, next);
@@ -63,12 +81,9 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
 
     /// D and H of the chunks begin .. end - 1.
     void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
-        const float* from = begin == 0 ? this->task.start
-                                       : request.checkpoints + (begin / kCheckpointChunks - 1) *
-                                                                   request.checkpoint_stride;
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
             states[i].borrow(records[i][0].state);
-            this->load_state(states[i], this->state_of(from, i));
+            this->load_state(states[i], this->state_of(checkpoint(request, begin), i));
         }
         for (std::int64_t c = begin; c < end; ++c) {
             this->keys.ahead.finish();
@@ -107,7 +122,7 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
             look_ahead_at_inputs(c - 1);
             look_ahead_at_step(request, c - 1);
         } else {
-            look_ahead_at_inputs(c - kCheckpointChunks);  // what is made again next
+            look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
         }
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {

@@ -25,10 +25,7 @@ HCP_STAGE void inverse_norms(TokenRows<Input> from, int rows, int columns, float
         for (const VecUint& sum : sums) {
             total += std::bit_cast<Vec>(sum);
         }
-        store(inverse + r, total);
-        for (int i = 0; i < kLanes; ++i) {
-            inverse[r + i] = 1.0F / __builtin_sqrtf(inverse[r + i]);
-        }
+        store(inverse + r, 1.0F / square_root(total));
     }
 }
 

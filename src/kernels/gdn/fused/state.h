@@ -60,8 +60,8 @@ struct State {
     void load_from(
         const ChunkSizes& sizes, const float* from, int row_stride, int key_dim, int columns) {
         zero = from == nullptr;
-        for (int j = 0; j < sizes.values; j += kLanes) {
-            for (int i = 0; i < sizes.keys; i += 2) {
+        for (int i = 0; i < sizes.keys; i += 2) {  // in the order of memory
+            for (int j = 0; j < sizes.values; j += kLanes) {
                 Vec rows[2] = {};
                 for (int m = 0; m < 2; ++m) {
                     const int rest = columns - j;
