@@ -5,22 +5,15 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// What the forward pass leaves for one chunk.
+/// The state at the start of a chunk.
 template <typename Engine>
 struct ChunkRecord {
-    float* new_values;        // [C, V] D
-    float* state;             // H, as State::values
+    float* state = nullptr;   // H, as State::values
     bool zero_state = false;  // H is 0
 
     ChunkRecord() = default;
-    ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
-        new_values = space.take<float>(sizes.tokens * sizes.value_row);
-        state = space.take<float>(State<Engine>::size(sizes));
-    }
-
-    static int value_elements(const ChunkSizes& sizes) {
-        return sizes.values + 16 * Engine::kPerUnit;
-    }
+    ChunkRecord(Workspace& space, const ChunkSizes& sizes)
+        : state(space.take<float>(State<Engine>::size(sizes))) {}
 };
 
 /// Sums over the value heads of a key head, in fp32.
@@ -56,11 +49,16 @@ struct BackwardScratch {
     double *row_sums, *column_sums;   // [C] of N
     float *crossing, *after;          // [C] i + e, and z
 
+    /// Stride of rows of V in elements.
+    static int value_elements(const ChunkSizes& sizes) {
+        return sizes.values + 16 * Engine::kPerUnit;
+    }
+
     BackwardScratch(Workspace& space, const ChunkSizes& sizes) {
         const int c = sizes.tokens;
         solved = space.take<float>(c * sizes.value_row);
-        rows = space.take<Element>(2 * c * ChunkRecord<Engine>::value_elements(sizes));
-        d_rows = space.take<Element>(c * ChunkRecord<Engine>::value_elements(sizes));
+        rows = space.take<Element>(2 * c * value_elements(sizes));
+        d_rows = space.take<Element>(c * value_elements(sizes));
         d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
         depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
         read = space.take<float>(c * sizes.token_row);

@@ -39,7 +39,7 @@ HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
                                     const HeadChunk& head,
                                     TokenRows<Input> d_o,
                                     BackwardScratch<Engine>& scratch) {
-    const int elements = ChunkRecord<Engine>::value_elements(sizes);
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
     for (int i = 0; i < keys.rows; i += 2) {
         const Vec first_factor = broadcast(problem.scale * head.gamma[i]);
@@ -97,7 +97,7 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
             store(to, add ? load(to) + first : first);
             store(to + row, add ? load(to + row) + second : second);
         });
-    const int elements = ChunkRecord<Engine>::value_elements(sizes);
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
     solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values,
                      [&](int i, int j, const Vec* first, const Vec* second) {
                          auto* to = scratch.rows + (keys.rows + i) * elements + j;
@@ -140,7 +140,7 @@ HCP_STAGE void gradient_products(const ChunkSizes& sizes,
                                  const ChunkRecord<Engine>& record,
                                  const State<Engine>& gradient,
                                  BackwardScratch<Engine>& scratch) {
-    const int elements = ChunkRecord<Engine>::value_elements(sizes);
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int depth = sizes.values / Engine::kPerUnit;
     const auto whole = [&](int) { return DepthRange{0, depth}; };
     const int panel = depth * kPanel;

@@ -10,16 +10,16 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 HCP_STAGE void sum_writes(const ChunkSizes& sizes,
                           const KeyChunk<Engine>& keys,
-                          const ChunkRecord<Engine>& record,
+                          TokenRows<float> new_values,
                           const State<Engine>& gradient,
                           BackwardScratch<Engine>& scratch) {
-    const int elements = ChunkRecord<Engine>::value_elements(sizes);
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
     for (int i = 0; i < keys.rows; ++i) {
-        const float *d = record.new_values + i * sizes.value_row,
-                    *read = scratch.solved + i * sizes.value_row;
+        const float* read = scratch.solved + i * sizes.value_row;
         Vec sum = {};
         for (int j = 0; j < sizes.values; j += 2 * kLanes) {
-            const Vec pair[2] = {load(d + j), load(d + j + kLanes)};
+            Vec pair[2];
+            new_values.load_pair(i, j, pair);
             store_elements<Engine>(scratch.d_rows + i * elements + j, pair);
             sum += pair[0] * load(read + j);
             sum += pair[1] * load(read + j + kLanes);

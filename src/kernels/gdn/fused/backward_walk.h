@@ -13,13 +13,15 @@ template <typename Engine, typename Input>
 struct BackwardWalk : StateGradientWalk<Engine, Input> {
     KeyGradients sums;
     State<Engine> states[kMostValueHeads];
-    float* dbeta;
+    float* dbeta;            // [C]
+    float* new_values_copy;  // [C, V]
     ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
 
     BackwardWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
           sums(space, this->sizes),
-          dbeta(space.take<float>(this->sizes.tokens)) {
+          dbeta(space.take<float>(this->sizes.tokens)),
+          new_values_copy(space.take<float>(this->sizes.tokens * this->sizes.value_row)) {
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
             states[i] = State<Engine>::borrowed(space, this->sizes);
             for (auto& record : records[i]) {
@@ -48,13 +50,13 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     }
 
   private:
-    void look_ahead_at_inputs(std::int64_t next) const {
+    void look_ahead_at_writes(const GdnBackwardTask& request, std::int64_t next) const {
         this->look_ahead_at_keys(this->problem.k, next);
-        this->look_ahead_at_values(this->problem.v, next);
+        this->template look_ahead_at_values<float>(request.new_values, next);
     }
     /// What remaking a block of chunks starts from.
     void look_ahead_at_block(const GdnBackwardTask& request, std::int64_t begin) const {
-        look_ahead_at_inputs(begin);
+        look_ahead_at_writes(request, begin);
         for (std::int64_t i = 0; i < this->problem.group && begin >= 0; ++i) {
             const float* state = this->state_of(checkpoint(request, begin), i);
             if (state != nullptr) {
@@ -70,56 +72,61 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
                           : request.checkpoints +
                                 (begin / kCheckpointChunks - 1) * request.checkpoint_stride;
     }
-    /// What a step takes besides.
     void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
+        look_ahead_at_writes(request, next);
         this->look_ahead_at_keys(this->problem.q, next);
-        this->look_ahead_at_values(request.d_o, next);
-        this->look_ahead_at_values(request.dv, next);
-        this->look_ahead_at_keys(request.dq, next);
-        this->look_ahead_at_keys(request.dk, next);
+        this->template look_ahead_at_values<Input>(request.d_o, next);
+    }
+    /// What its end reads and writes: asked for in the step itself, to be still near by then.
+    void look_ahead_at_results(const GdnBackwardTask& request, std::int64_t c) const {
+        this->template look_ahead_at_values<Input>(request.dv, c);
+        this->template look_ahead_at_values<Input>(this->problem.v, c);
+        this->look_ahead_at_keys(request.dq, c);
+        this->look_ahead_at_keys(request.dk, c);
     }
 
-    /// D and H of the chunks begin .. end - 1.
+    /// H of the chunks begin .. end - 1, from the D that forward kept.
     void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
             states[i].borrow(records[i][0].state);
             this->load_state(states[i], this->state_of(checkpoint(request, begin), i));
+            records[i][0].zero_state = states[i].zero;
         }
-        for (std::int64_t c = begin; c < end; ++c) {
+        for (std::int64_t c = begin; c + 1 < end; ++c) {
             this->keys.ahead.finish();
-            if (c + 1 < end) {
-                look_ahead_at_inputs(c + 1);
+            if (c + 2 < end) {
+                look_ahead_at_writes(request, c + 1);
             } else {
-                look_ahead_at_step(request, c);
+                look_ahead_at_step(request, end - 1);
             }
-            this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
+            this->fill_keys(c, KeyChunk<Engine>::Use::kWrites);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                remake_chunk(c, i, records[i][c - begin]);
-                if (c + 1 < end) {
-                    const float* old = states[i].values;
-                    states[i].borrow(records[i][c + 1 - begin].state);
-                    write_values(this->sizes, this->keys, this->head, old, states[i],
-                                 this->scratch);
-                }
+                remake_next(request, c, i, records[i][c + 1 - begin]);
             }
         }
     }
 
-    void remake_chunk(std::int64_t c, std::int64_t i, ChunkRecord<Engine>& record) {
-        const State<Engine>& state = states[i];
-        record.zero_state = state.zero;
-        this->fill_head(c, i);
-        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
-        new_values<false>(
-            this->sizes, this->keys, this->head, state,
-            [&](int r, int j) { return load(v.row(r) + j); }, record.new_values, this->scratch);
+    /// H at the end of chunk c.
+    void remake_next(const GdnBackwardTask& request,
+                     std::int64_t c,
+                     std::int64_t i,
+                     ChunkRecord<Engine>& next) {
+        alignas(64) double b[kMostChunkTokens];
+        this->head.fill_gates(this->problem, this->keys, this->value_head(i), this->chunks.token(c),
+                              b);
+        pack_writes(this->sizes, this->keys, this->head,
+                    this->value_rows(request.new_values, c, i, new_values_copy), this->scratch);
+        const float* old = states[i].values;
+        states[i].borrow(next.state);
+        write_values(this->sizes, this->keys, this->head, old, states[i], this->scratch);
+        next.zero_state = false;
     }
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
         this->keys.ahead.finish();
+        look_ahead_at_results(request, c);
         if (c % kCheckpointChunks != 0) {
-            look_ahead_at_inputs(c - 1);
             look_ahead_at_step(request, c - 1);
         } else {
             look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
@@ -148,11 +155,12 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
-        const OutputRows<Input> dv = this->output_rows(request.dv, c, i);
+        const OutputRows<Input> dv = this->template output_rows<Input>(request.dv, c, i);
         pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
                              this->output_gradient_rows(request.d_o, c, i), products);
         read_gradient(this->sizes, this->keys, this->head, gradient, products);
-        sum_writes(this->sizes, this->keys, record, gradient, products);
+        sum_writes(this->sizes, this->keys,
+                   this->value_rows(request.new_values, c, i, new_values_copy), gradient, products);
         solved_gradient(
             this->sizes, this->keys, this->head, gradient,
             [&](int r, int j, Vec dr) { dv.put(r, j, this->head.beta[r] * dr); }, products);

@@ -27,17 +27,18 @@ struct ForwardScratch {
     static int read_row(const ChunkSizes& sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }
 };
 
-/// D = T beta (V - gamma K H) into `values`, and scratch.writes; scratch.depth for `Outputs`.
-/// value(i, j): a vector of V.
-template <bool Outputs, typename Engine, typename Value>
+/// D = T beta (V - gamma K H) into scratch.values and scratch.writes; scratch.depth for `Outputs`.
+/// value(i, j): a vector of V; put(i, j, v): one of D.
+template <bool Outputs, typename Engine, typename Value, typename Put>
 HCP_STAGE void new_values(const ChunkSizes& sizes,
                           const KeyChunk<Engine>& keys,
                           const HeadChunk& head,
                           const State<Engine>& state,
                           Value value,
-                          float* values,
+                          Put put,
                           ForwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
+    float* values = scratch.values;
     if (state.zero) {
         for (int i = 0; i < keys.rows; ++i) {
             const Vec beta = broadcast(head.beta[i]);
@@ -66,6 +67,10 @@ HCP_STAGE void new_values(const ChunkSizes& sizes,
               if constexpr (Outputs) {
                   store_row_pair<Engine>(unit_of_row<Engine>(scratch.depth, panel, i, j), first,
                                          second);
+              }
+              for (int n = 0; n < 2; ++n) {
+                  put(i, j + n * kLanes, first[n]);
+                  put(i + 1, j + n * kLanes, second[n]);
               }
               const Vec decayed[2] = {head.to_end[i] * first[0], head.to_end[i] * first[1]};
               const Vec next[2] = {head.to_end[i + 1] * second[0], head.to_end[i + 1] * second[1]};
@@ -124,7 +129,29 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
         });
 }
 
-/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and D as new_values left it in the scratch.
+/// e^{B-b} D into scratch.writes.
+template <typename Engine>
+HCP_STAGE void pack_writes(const ChunkSizes& sizes,
+                           const KeyChunk<Engine>& keys,
+                           const HeadChunk& head,
+                           TokenRows<float> new_values,
+                           ForwardScratch<Engine>& scratch) {
+    const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    for (int i = 0; i < keys.rows; i += 2) {
+        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
+            Vec first[2], second[2];
+            new_values.load_pair(i, j, first);
+            new_values.load_pair(i + 1, j, second);
+            for (int n = 0; n < 2; ++n) {
+                first[n] *= head.to_end[i];
+                second[n] *= head.to_end[i + 1];
+            }
+            store_row_pair<Engine>(unit_of_row<Engine>(scratch.writes, panel, i, j), first, second);
+        }
+    }
+}
+
+/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and scratch.writes.
 template <typename Engine>
 HCP_STAGE void write_values(const ChunkSizes& sizes,
                             const KeyChunk<Engine>& keys,

@@ -24,8 +24,9 @@ struct OutputWalk : Walk<Engine, Input> {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c + 1);
             this->look_ahead_at_keys(this->problem.q, c + 1);
-            this->look_ahead_at_values(this->problem.v, c + 1);
-            this->look_ahead_at_values(forward.o, c + 1);
+            this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
+            this->template look_ahead_at_values<float>(forward.new_values, c + 1);
+            this->template look_ahead_at_values<Input>(forward.o, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c > 0 && c % kCheckpointChunks == 0) {
@@ -45,11 +46,13 @@ struct OutputWalk : Walk<Engine, Input> {
     void step(const GdnForwardTask& forward, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        const auto new_rows = this->template output_rows<float>(forward.new_values, c, i);
         new_values<true>(
             this->sizes, this->keys, this->head, states[i],
-            [&](int r, int j) { return load(v.row(r) + j); }, this->scratch.values, this->scratch);
+            [&](int r, int j) { return load(v.row(r) + j); },
+            [&](int r, int j, Vec d) { new_rows.put(r, j, d); }, this->scratch);
         outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch,
-                this->output_rows(forward.o, c, i));
+                this->template output_rows<Input>(forward.o, c, i));
         write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
                      this->scratch);
     }
@@ -83,7 +86,7 @@ struct SummaryWalk : Walk<Engine, Input> {
         for (std::int64_t c = first; c < this->chunks.size(); ++c) {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c + 1);
-            this->look_ahead_at_values(this->problem.v, c + 1);
+            this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c >= summary.first_chunks[i]) {
@@ -106,13 +109,13 @@ struct SummaryWalk : Walk<Engine, Input> {
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
         new_values<false>(
             this->sizes, this->keys, this->head, states[i],
-            [&](int r, int j) { return load(v.row(r) + j); }, this->scratch.values, this->scratch);
+            [&](int r, int j) { return load(v.row(r) + j); }, [](int, int, Vec) {}, this->scratch);
         write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
                      this->scratch);
         if (has_map) {
             new_values<false>(
                 map_sizes, this->keys, this->head, maps[i], [](int, int) { return Vec{}; },
-                map_scratch.values, map_scratch);
+                [](int, int, Vec) {}, map_scratch);
             write_values(map_sizes, this->keys, this->head, maps[i].values, maps[i], map_scratch);
         }
     }

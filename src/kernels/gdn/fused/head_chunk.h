@@ -40,7 +40,7 @@ struct HeadChunk {
         system = space.take<float>(square);
     }
 
-    /// Gates of the tokens token .. token + count - 1, from the products in `keys`.
+    /// Gates of the tokens token .. token + count - 1, and from the products in `keys` the squares.
     template <typename Engine>
     void fill(const GdnProblemView& problem,
               const ChunkSizes& sizes,
@@ -48,6 +48,17 @@ struct HeadChunk {
               std::int64_t head,
               std::int64_t token) {
         alignas(64) double b[kMostChunkTokens];
+        fill_gates(problem, keys, head, token, b);
+        fill_squares(sizes, keys, b);
+    }
+
+    /// Gates alone; b: their sums.
+    template <typename Engine>
+    void fill_gates(const GdnProblemView& problem,
+                    const KeyChunk<Engine>& keys,
+                    std::int64_t head,
+                    std::int64_t token,
+                    double* b) {
         alignas(64) float sums[kMostChunkTokens], remaining[kMostChunkTokens];
         double sum = 0;
         for (int i = 0; i < keys.rows; ++i) {
@@ -68,7 +79,6 @@ struct HeadChunk {
             store(to_end + i, bounded_exp(load(remaining + i)));
         }
         decay = bounded_exp(broadcast(static_cast<float>(sum)))[0];
-        fill_squares(sizes, keys, b);
     }
 
   private:

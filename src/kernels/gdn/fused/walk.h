@@ -75,33 +75,35 @@ struct Walk {
                            view.token_stride, chunks.count(next), problem.key_dim);
         }
     }
+    template <typename T>
     void look_ahead_at_values(const GdnView& view, std::int64_t next) const {
         for (std::int64_t i = 0; i < problem.group; ++i) {
             if (view.data != nullptr && chunks.contains(next)) {
-                keys.ahead.add(at_token<const Input>(view, chunks.token(next), value_head(i)) +
-                                   task.column_begin,
-                               view.token_stride, chunks.count(next), columns);
+                keys.ahead.add(
+                    at_token<const T>(view, chunks.token(next), value_head(i)) + task.column_begin,
+                    view.token_stride, chunks.count(next), columns);
             }
         }
     }
 
     /// Rows of v (or another view of its shape) of value head i; `copy` as in whole_rows.
-    [[nodiscard]] TokenRows<Input> value_rows(const GdnView& view,
-                                              std::int64_t chunk,
-                                              std::int64_t i,
-                                              Input* copy) const {
-        const Input* from = at_token<const Input>(view, chunks.token(chunk), value_head(i));
-        return whole_rows<Input>({from + task.column_begin, view.token_stride}, keys.count, columns,
-                                 copy, keys.rows, sizes.values);
+    template <typename T>
+    [[nodiscard]] TokenRows<T> value_rows(const GdnView& view,
+                                          std::int64_t chunk,
+                                          std::int64_t i,
+                                          T* copy) const {
+        const T* from = at_token<const T>(view, chunks.token(chunk), value_head(i));
+        return whole_rows<T>({from + task.column_begin, view.token_stride}, keys.count, columns,
+                             copy, keys.rows, sizes.values);
     }
-    [[nodiscard]] OutputRows<Input> output_rows(const GdnView& view,
-                                                std::int64_t chunk,
-                                                std::int64_t i) const {
-        return {
-            .data = at_token<Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
-            .stride = view.token_stride,
-            .count = keys.count,
-            .dim = columns};
+    template <typename T>
+    [[nodiscard]] OutputRows<T> output_rows(const GdnView& view,
+                                            std::int64_t chunk,
+                                            std::int64_t i) const {
+        return {.data = at_token<T>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
+                .stride = view.token_stride,
+                .count = keys.count,
+                .dim = columns};
     }
     /// States of value head i in a tensor of states; null stays null.
     template <typename T>
