@@ -1,32 +1,9 @@
 // From the products of a chunk to its gradients: sums over rows, pairs of rows and value heads.
 #pragma once
 
-#include "kernels/gdn/fused/backward_step.h"
+#include "kernels/gdn/fused/gradient_products.h"
 
 namespace hybridcp::HCP_ISA {
-
-/// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
-/// From D in fp32: rounding it would be the largest error of dg in bf16. Fills scratch.d_rows too.
-template <typename Engine>
-HCP_STAGE void sum_writes(const ChunkSizes& sizes,
-                          const KeyChunk<Engine>& keys,
-                          TokenRows<float> new_values,
-                          const State<Engine>& gradient,
-                          BackwardScratch<Engine>& scratch) {
-    const int elements = BackwardScratch<Engine>::value_elements(sizes);
-    for (int i = 0; i < keys.rows; ++i) {
-        const float* read = scratch.solved + i * sizes.value_row;
-        Vec sum = {};
-        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
-            Vec pair[2];
-            new_values.load_pair(i, j, pair);
-            store_elements<Engine>(scratch.d_rows + i * elements + j, pair);
-            sum += pair[0] * load(read + j);
-            sum += pair[1] * load(read + j + kLanes);
-        }
-        scratch.after[i] = gradient.zero ? 0.0F : sum_lanes(sum);
-    }
-}
 
 /// What a value head brings to sum_rows.
 struct SumInputs {

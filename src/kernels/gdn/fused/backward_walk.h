@@ -3,32 +3,20 @@
 
 #include "kernels/gdn/fused/backward_sums.h"
 #include "kernels/gdn/fused/key_gradients.h"
-#include "kernels/gdn/fused/state_gradient_walk.h"
+#include "kernels/gdn/fused/remade_states.h"
 
 namespace hybridcp::HCP_ISA {
 
-/// All gradients. The states that forward did not keep are made again from its checkpoints, a few
-/// chunks at a time, before the walk over those chunks.
+/// All gradients.
 template <typename Engine, typename Input>
-struct BackwardWalk : StateGradientWalk<Engine, Input> {
+struct BackwardWalk : RemadeStates<Engine, Input> {
     KeyGradients sums;
-    State<Engine> states[kMostValueHeads];
-    float* dbeta;            // [C]
-    float* new_values_copy;  // [C, V]
-    ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
+    float* dbeta;  // [C]
 
     BackwardWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
-        : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
+        : RemadeStates<Engine, Input>(the_problem, the_task, space),
           sums(space, this->sizes),
-          dbeta(space.take<float>(this->sizes.tokens)),
-          new_values_copy(space.take<float>(this->sizes.tokens * this->sizes.value_row)) {
-        for (std::int64_t i = 0; i < the_problem.group; ++i) {
-            states[i] = State<Engine>::borrowed(space, this->sizes);
-            for (auto& record : records[i]) {
-                record = ChunkRecord<Engine>(space, this->sizes);
-            }
-        }
-    }
+          dbeta(space.take<float>(this->sizes.tokens)) {}
 
     void run(const GdnBackwardTask& request) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
@@ -39,7 +27,7 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
              begin >= 0; begin -= kCheckpointChunks) {
             const std::int64_t rest = num_chunks - begin;
             const std::int64_t end = begin + (rest < kCheckpointChunks ? rest : kCheckpointChunks);
-            remake_states(request, begin, end);
+            this->remake_states(request, begin, end);
             for (std::int64_t c = end - 1; c >= begin; --c) {
                 step(request, c);
             }
@@ -50,33 +38,6 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     }
 
   private:
-    void look_ahead_at_writes(const GdnBackwardTask& request, std::int64_t next) const {
-        this->look_ahead_at_keys(this->problem.k, next);
-        this->template look_ahead_at_values<float>(request.new_values, next);
-    }
-    /// What remaking a block of chunks starts from.
-    void look_ahead_at_block(const GdnBackwardTask& request, std::int64_t begin) const {
-        look_ahead_at_writes(request, begin);
-        for (std::int64_t i = 0; i < this->problem.group && begin >= 0; ++i) {
-            const float* state = this->state_of(checkpoint(request, begin), i);
-            if (state != nullptr) {
-                this->keys.ahead.add(state, this->problem.value_dim, this->problem.key_dim,
-                                     this->columns);
-            }
-        }
-    }
-    /// The states at the start of chunk `begin`.
-    [[nodiscard]] const float* checkpoint(const GdnBackwardTask& request,
-                                          std::int64_t begin) const {
-        return begin == 0 ? this->task.start
-                          : request.checkpoints +
-                                (begin / kCheckpointChunks - 1) * request.checkpoint_stride;
-    }
-    void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
-        look_ahead_at_writes(request, next);
-        this->look_ahead_at_keys(this->problem.q, next);
-        this->template look_ahead_at_values<Input>(request.d_o, next);
-    }
     /// What its end reads and writes: asked for in the step itself, to be still near by then.
     void look_ahead_at_results(const GdnBackwardTask& request, std::int64_t c) const {
         this->template look_ahead_at_values<Input>(request.dv, c);
@@ -85,51 +46,14 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         this->look_ahead_at_keys(request.dk, c);
     }
 
-    /// H of the chunks begin .. end - 1, from the D that forward kept.
-    void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            states[i].borrow(records[i][0].state);
-            this->load_state(states[i], this->state_of(checkpoint(request, begin), i));
-            records[i][0].zero_state = states[i].zero;
-        }
-        for (std::int64_t c = begin; c + 1 < end; ++c) {
-            this->keys.ahead.finish();
-            if (c + 2 < end) {
-                look_ahead_at_writes(request, c + 1);
-            } else {
-                look_ahead_at_step(request, end - 1);
-            }
-            this->fill_keys(c, KeyChunk<Engine>::Use::kWrites);
-            for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                remake_next(request, c, i, records[i][c + 1 - begin]);
-            }
-        }
-    }
-
-    /// H at the end of chunk c.
-    void remake_next(const GdnBackwardTask& request,
-                     std::int64_t c,
-                     std::int64_t i,
-                     ChunkRecord<Engine>& next) {
-        alignas(64) double b[kMostChunkTokens];
-        this->head.fill_gates(this->problem, this->keys, this->value_head(i), this->chunks.token(c),
-                              b);
-        pack_writes(this->sizes, this->keys, this->head,
-                    this->value_rows(request.new_values, c, i, new_values_copy), this->scratch);
-        const float* old = states[i].values;
-        states[i].borrow(next.state);
-        write_values(this->sizes, this->keys, this->head, old, states[i], this->scratch);
-        next.zero_state = false;
-    }
-
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
         this->keys.ahead.finish();
         look_ahead_at_results(request, c);
         if (c % kCheckpointChunks != 0) {
-            look_ahead_at_step(request, c - 1);
+            this->look_ahead_at_step(request, c - 1);
         } else {
-            look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
+            this->look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
         }
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
@@ -152,15 +76,15 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     void head_step(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
         BackwardScratch<Engine>& products = this->gradient_scratch;
         State<Engine>& gradient = this->gradients[i];
-        const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
+        const ChunkRecord<Engine>& record = this->records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
         const OutputRows<Input> dv = this->template output_rows<Input>(request.dv, c, i);
         pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
                              this->output_gradient_rows(request.d_o, c, i), products);
         read_gradient(this->sizes, this->keys, this->head, gradient, products);
-        sum_writes(this->sizes, this->keys,
-                   this->value_rows(request.new_values, c, i, new_values_copy), gradient, products);
+        sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), gradient,
+                   products);
         solved_gradient(
             this->sizes, this->keys, this->head, gradient,
             [&](int r, int j, Vec dr) { dv.put(r, j, this->head.beta[r] * dr); }, products);

@@ -1,31 +1,10 @@
 // One chunk of one value head, forward: docs/kernels.md, "Forward".
 #pragma once
 
-#include "kernels/gdn/fused/head_chunk.h"
 #include "kernels/gdn/fused/solve.h"
-#include "kernels/gdn/fused/state_products.h"
+#include "kernels/gdn/fused/state_writes.h"
 
 namespace hybridcp::HCP_ISA {
-
-template <typename Engine>
-struct ForwardScratch {
-    using Element = typename Engine::Element;
-    float* values;          // [C, V] D
-    float* outputs;         // [C, V]
-    Element* read_rows;     // [C, C] P
-    std::uint32_t* depth;   // right operand, depth C: D
-    std::uint32_t* writes;  // right operand, depth C: e^{B-b} D
-
-    ForwardScratch(Workspace& space, const ChunkSizes& sizes) {
-        values = space.take<float>(sizes.tokens * sizes.value_row);
-        outputs = space.take<float>(sizes.tokens * sizes.value_row);
-        read_rows = space.take<Element>(sizes.tokens * read_row(sizes));
-        depth = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
-        writes = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
-    }
-
-    static int read_row(const ChunkSizes& sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }
-};
 
 /// D = T beta (V - gamma K H) into scratch.values and scratch.writes; scratch.depth for `Outputs`.
 /// value(i, j): a vector of V; put(i, j, v): one of D.
@@ -127,45 +106,6 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
             to.put(i, j, add ? load(before) + first : first);
             to.put(i + 1, j, add ? load(before + row) + second : second);
         });
-}
-
-/// e^{B-b} D into scratch.writes.
-template <typename Engine>
-HCP_STAGE void pack_writes(const ChunkSizes& sizes,
-                           const KeyChunk<Engine>& keys,
-                           const HeadChunk& head,
-                           TokenRows<float> new_values,
-                           ForwardScratch<Engine>& scratch) {
-    const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    for (int i = 0; i < keys.rows; i += 2) {
-        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
-            Vec first[2], second[2];
-            new_values.load_pair(i, j, first);
-            new_values.load_pair(i + 1, j, second);
-            for (int n = 0; n < 2; ++n) {
-                first[n] *= head.to_end[i];
-                second[n] *= head.to_end[i + 1];
-            }
-            store_row_pair<Engine>(unit_of_row<Engine>(scratch.writes, panel, i, j), first, second);
-        }
-    }
-}
-
-/// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and scratch.writes.
-template <typename Engine>
-HCP_STAGE void write_values(const ChunkSizes& sizes,
-                            const KeyChunk<Engine>& keys,
-                            const HeadChunk& head,
-                            const float* old,
-                            State<Engine>& state,
-                            ForwardScratch<Engine>& scratch) {
-    update_state(sizes, old, state, head.decay,
-                 {.left = keys.transposed_operand(sizes),
-                  .right = {scratch.writes, keys.rows / Engine::kPerUnit * kPanel},
-                  .rows = sizes.keys,
-                  .columns = sizes.values,
-                  .ahead = keys.ahead},
-                 keys.rows);
 }
 
 }  // namespace hybridcp::HCP_ISA

@@ -88,29 +88,23 @@ struct KeyChunk {
         const int first_k_unit = (unit_rows - rows) / Engine::kPerUnit;
         load_keys(problem.k, k_inverse,
                   {k, sizes.key_row, k_rows, row, tokens + first_k_unit * kPanel, panel});
-        if (use == Use::kWrites) {
-            pack_transposed_keys(sizes, gradients);
-            return;
+        if (use != Use::kWrites) {
+            pack_columns_as_depth<Engine>(k_rows, row, rows, sizes.keys, k_columns,
+                                          columns_panel(sizes));
+            product(sizes, k_rows, kk, 1.0F);
         }
-        pack_columns_as_depth<Engine>(k_rows, row, rows, sizes.keys, k_columns,
-                                      columns_panel(sizes));
-        product(sizes, k_rows, kk, 1.0F);
-        if (use != Use::kStates) {
+        if (use == Use::kOutputs || gradients) {
             load_keys(problem.q, q_inverse,
                       {q, sizes.key_row, q_rows, row, gradients ? tokens : nullptr, panel});
             product(sizes, q_rows, qk, problem.scale);
         }
-        pack_transposed_keys(sizes, gradients);
-    }
-
-  private:
-    void pack_transposed_keys(const ChunkSizes& sizes, bool gradients) {
         if constexpr (Engine::kTiles) {
             pack_transposed_left<Engine>(gradients ? q : k, sizes.key_row, unit_rows, sizes.keys,
                                          transposed);
         }
     }
 
+  private:
     template <typename Input>
     void load_normalised(const GdnProblemView& problem,
                          const ChunkSizes& sizes,
