@@ -77,7 +77,7 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
     for (int i = 0; i < keys.rows; ++i) {
         for (int j = 0; j < keys.rows; j += kLanes) {
             const int at = i * sizes.token_row + j;
-            store(scratch.read + at, load(head.gam + at) * load(keys.qk + at));
+            store(scratch.read + at, j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
         }
     }
     pack_transposed_left<Engine>(scratch.read, sizes.token_row, keys.rows, keys.rows,

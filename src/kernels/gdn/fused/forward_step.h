@@ -87,7 +87,8 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
     for (int i = 0; i < keys.rows; ++i) {
         for (int j = 0; j < keys.rows; j += kLanes) {
             const int at = i * sizes.token_row + j;
-            store(scratch.read_rows + i * read_row + j, load(head.gam + at) * load(keys.qk + at));
+            store(scratch.read_rows + i * read_row + j,
+                  j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
         }
     }
     const int panel = keys.rows / Engine::kPerUnit * kPanel;

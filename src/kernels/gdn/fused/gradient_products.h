@@ -52,7 +52,8 @@ HCP_STAGE void gradient_products(const ChunkSizes& sizes,
                       .right = {scratch.d_columns, panel},
                       .rows = 2 * keys.rows,
                       .columns = round_up(keys.rows, kPanel),
-                      .ahead = keys.ahead},
+                      .ahead = keys.ahead,
+                      .triangle = keys.rows},
                      whole, into(scratch.dots, sizes.token_row));
     std::uint32_t* transposed = scratch.state_transposed;
     if (!record.zero_state) {

@@ -138,7 +138,8 @@ struct KeyChunk {
              .right = {k_columns, columns_panel(sizes)},
              .rows = rows,
              .columns = round_up(rows, kPanel),
-             .ahead = ahead},
+             .ahead = ahead,
+             .triangle = rows},
             [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 store(to + i * sizes.token_row + j, first * factor);

@@ -37,6 +37,8 @@ struct Product {
     RightOperand right;
     int rows, columns;
     RowsAhead& ahead;  // asked for meanwhile
+    /// Where not 0: of row i, columns behind i % triangle are not needed and may be left out.
+    int triangle = 0;
 };
 
 struct DepthRange {

@@ -54,42 +54,51 @@ struct SimdEngine : Arithmetic {
                 for (int n = 0; n < kRowsAhead; ++n) {
                     product.ahead.ask();
                 }
-                block(product, i, j, depth(i), epilogue);
+                const int row = product.triangle == 0 ? product.columns : i % product.triangle;
+                if (j >= row + kRows) {
+                    continue;
+                }
+                if (j + kLanes >= row + 2 * kRows) {  // twice the rows, half the columns
+                    block<2 * kRows, 1>(product, i, j, depth(i), epilogue);
+                    i += kRows;
+                } else {
+                    block<kRows, kVectors>(product, i, j, depth(i), epilogue);
+                }
             }
         }
     }
 
   private:
-    template <typename Epilogue>
+    template <int Rows, int Vectors, typename Epilogue>
     static HCP_INLINE void block(
         const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
         const LeftOperand left = product.left;
         const RightOperand right = product.right;
-        Vec sums[kRows][kVectors] = {};
+        Vec sums[Rows][Vectors] = {};
         const std::uint32_t* a = left.row(i) + depth.begin * left.unit_stride;
         const std::uint32_t* b =
             right.units + (j / kPanel) * right.panel_stride + depth.begin * kPanel + j % kPanel;
         for (int u = depth.begin; u < depth.end; ++u) {
-            VecUint columns[kVectors];
-#pragma GCC unroll 8
-            for (int n = 0; n < kVectors; ++n) {
+            VecUint columns[Vectors];
+#pragma GCC unroll 16
+            for (int n = 0; n < Vectors; ++n) {
                 columns[n] = load_units(b + n * kLanes);
             }
-#pragma GCC unroll 8
-            for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+            for (int m = 0; m < Rows; ++m) {
                 const VecUint row = broadcast_unit(a + m * left.row_stride);
-#pragma GCC unroll 8
-                for (int n = 0; n < kVectors; ++n) {
+#pragma GCC unroll 16
+                for (int n = 0; n < Vectors; ++n) {
                     sums[m][n] = Arithmetic::multiply_add(sums[m][n], row, columns[n]);
                 }
             }
             a += left.unit_stride;
             b += kPanel;
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < kRows; m += 2) {
-#pragma GCC unroll 8
-            for (int n = 0; n < kVectors; ++n) {
+#pragma GCC unroll 16
+        for (int m = 0; m < Rows; m += 2) {
+#pragma GCC unroll 16
+            for (int n = 0; n < Vectors; ++n) {
                 epilogue(i + m, j + n * kLanes, sums[m][n], sums[m + 1][n]);
             }
         }
