@@ -20,7 +20,7 @@ HCP_STAGE void inverse_norms(TokenRows<Input> from, int rows, int columns, float
             }
             sums[i] = std::bit_cast<VecUint>(even + odd);
         }
-        transpose_lanes<1>(sums);
+        transpose_lanes(sums);
         Vec total = broadcast(1e-6F);
         for (const VecUint& sum : sums) {
             total += std::bit_cast<Vec>(sum);

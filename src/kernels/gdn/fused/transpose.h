@@ -62,27 +62,56 @@ HCP_INLINE VecUint pair_units(Vec first, Vec second) {
 #endif
 }
 
-/// One step of a transpose: swaps the off-diagonal blocks of `Step` lanes.
-template <int Step, int... Lane>
-HCP_INLINE void exchange_lanes(VecUint& a,
-                               VecUint& b,
-                               std::integer_sequence<int, Lane...> /*all*/) {
-    const VecUint first =
-        __builtin_shufflevector(a, b, ((Lane & Step) != 0 ? kLanes + Lane - Step : Lane)...);
-    b = __builtin_shufflevector(a, b, ((Lane & Step) != 0 ? kLanes + Lane : Lane + Step)...);
-    a = first;
+/// The low and the high lanes of each 16 bytes of a and b by turns; T: a vector of the lanes meant.
+template <typename T, int... Lane>
+HCP_INLINE void zip_lanes(VecUint& a, VecUint& b, std::integer_sequence<int, Lane...> /*all*/) {
+    constexpr int lanes = sizeof...(Lane), quarter = lanes * 16 / HCP_VECTOR_BYTES;
+    const auto first = std::bit_cast<T>(a), second = std::bit_cast<T>(b);
+    a = std::bit_cast<VecUint>(__builtin_shufflevector(
+        first, second,
+        (Lane / quarter * quarter + Lane % quarter / 2 + (Lane % 2 != 0 ? lanes : 0))...));
+    b = std::bit_cast<VecUint>(
+        __builtin_shufflevector(first, second,
+                                (Lane / quarter * quarter + (Lane % quarter + quarter) / 2 +
+                                 (Lane % 2 != 0 ? lanes : 0))...));
 }
 
-template <int Step>
+/// The even, then the odd 16 bytes of a and b.
+template <int... Lane>
+HCP_INLINE void part_quarters(VecUint& a, VecUint& b, std::integer_sequence<int, Lane...> /*all*/) {
+    const VecUint even = __builtin_shufflevector(a, b, (Lane / 4 * 8 + Lane % 4)...);
+    b = __builtin_shufflevector(a, b, (Lane / 4 * 8 + Lane % 4 + 4)...);
+    a = even;
+}
+
+using VecWide = std::uint64_t __attribute__((vector_size(HCP_VECTOR_BYTES)));
+
+/// v[i][j] <-> v[j][i], from shuffles that need no index in a register.
 HCP_INLINE void transpose_lanes(VecUint* v) {
-    if constexpr (Step < kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-            if ((i & Step) == 0) {
-                exchange_lanes<Step>(v[i], v[i + Step], std::make_integer_sequence<int, kLanes>());
-            }
+    constexpr auto all = std::make_integer_sequence<int, kLanes>();
+    constexpr auto half = std::make_integer_sequence<int, kLanes / 2>();
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; i += 4) {
+        zip_lanes<VecUint>(v[i], v[i + 1], all);
+        zip_lanes<VecUint>(v[i + 2], v[i + 3], all);
+        zip_lanes<VecWide>(v[i], v[i + 2], half);
+        zip_lanes<VecWide>(v[i + 1], v[i + 3], half);
+        std::swap(v[i + 1], v[i + 2]);
+    }
+    // Each 16 bytes are columns of four rows now.
+    if constexpr (kLanes == 8) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            part_quarters(v[i], v[i + 4], all);
         }
-        transpose_lanes<Step * 2>(v);
+    } else if constexpr (kLanes == 16) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            part_quarters(v[i], v[i + 4], all);
+            part_quarters(v[i + 8], v[i + 12], all);
+            part_quarters(v[i], v[i + 8], all);
+            part_quarters(v[i + 4], v[i + 12], all);
+        }
     }
 }
 
@@ -97,7 +126,7 @@ HCP_INLINE void transpose_units(int rows, int columns, Load load_row, Store stor
             for (int i = 0; i < kLanes; ++i) {
                 v[i] = load_row(r + i, c);
             }
-            transpose_lanes<1>(v);
+            transpose_lanes(v);
 #pragma GCC unroll 16
             for (int i = 0; i < kLanes; ++i) {
                 store_column(c + i, r, v[i]);
