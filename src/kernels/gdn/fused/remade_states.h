@@ -16,7 +16,6 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
         : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
           new_values_copy(space.take<float>(this->sizes.tokens * this->sizes.value_row)) {
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
-            states[i] = State<Engine>::borrowed(space, this->sizes);
             for (auto& record : records[i]) {
                 record = ChunkRecord<Engine>(space, this->sizes);
             }
@@ -26,7 +25,7 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
     /// H of the chunks begin .. end - 1, from the D that forward kept.
     void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            states[i].borrow(records[i][0].state);
+            states[i] = State<Engine>::without_operand(records[i][0].state);
             this->load_state(states[i], this->state_of(checkpoint(request, begin), i));
             records[i][0].zero_state = states[i].zero;
         }
@@ -89,8 +88,8 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
         pack_writes(this->sizes, this->keys, this->head, new_value_rows(request, c, i),
                     this->scratch);
         const float* old = states[i].values;
-        states[i].borrow(next.state);
-        write_values(this->sizes, this->keys, this->head, old, states[i], this->scratch);
+        states[i].values = next.state;
+        write_values<false>(this->sizes, this->keys, this->head, old, states[i], this->scratch);
         next.zero_state = false;
     }
 };

@@ -8,24 +8,16 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 struct State {
     float* values;         // [V / 32][K][32]
-    std::uint32_t* right;  // right operand, depth K, columns V; `values` itself for fp32
+    std::uint32_t* right;  // right operand, depth K, columns V; `values` itself for fp32; or null
     bool zero = true;      // nothing was written yet
 
     State() = default;
-    /// Without values of its own: `values` is set by the user (fp32 needs no `right`).
-    static State borrowed(Workspace& space, const ChunkSizes& sizes) {
+    /// Values alone, which no product reads.
+    static State without_operand(float* of) {
         State state;
-        state.values = nullptr;
-        state.right = Engine::kPerUnit == 2
-                          ? space.take<std::uint32_t>(sizes.keys * sizes.values / 2)
-                          : nullptr;
+        state.values = of;
+        state.right = nullptr;
         return state;
-    }
-    void borrow(float* of) {
-        values = of;
-        if constexpr (Engine::kPerUnit == 1) {
-            right = reinterpret_cast<std::uint32_t*>(of);
-        }
     }
     State(Workspace& space, const ChunkSizes& sizes) {
         values = space.take<float>(sizes.keys * sizes.values);
@@ -44,12 +36,14 @@ struct State {
         return values + (v / kPanel) * sizes.keys * kPanel + k * kPanel + v % kPanel;
     }
 
-    /// Rows i and i + 1 of columns j .. of the state become first and second.
+    /// Rows i and i + 1 of columns j .. of the state become first and second, in `right` too where
+    /// there is one.
+    template <bool WithOperand = true>
     HCP_INLINE void set(const ChunkSizes& sizes, int i, int j, Vec first, Vec second) {
         float* to = at(values, sizes, i, j);
         store(to, first);
         store(to + kPanel, second);
-        if constexpr (Engine::kPerUnit == 2) {
+        if constexpr (Engine::kPerUnit == 2 && WithOperand) {
             store_units(
                 right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel + j % kPanel,
                 pair_units(first, second));
@@ -70,7 +64,11 @@ struct State {
                         rows[m] = rest >= kLanes ? load(row) : load_part(row, rest);
                     }
                 }
-                set(sizes, i, j, rows[0], rows[1]);
+                if (right != nullptr) {
+                    set(sizes, i, j, rows[0], rows[1]);
+                } else {
+                    set<false>(sizes, i, j, rows[0], rows[1]);
+                }
             }
         }
     }

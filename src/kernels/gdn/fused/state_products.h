@@ -7,7 +7,7 @@ namespace hybridcp::HCP_ISA {
 
 /// H <- decay H + a product [K, V] whose depth is `depth` elements. The old values are read at
 /// `old`, which may be the state's own.
-template <typename Engine>
+template <bool WithOperand = true, typename Engine>
 HCP_STAGE void update_state(const ChunkSizes& sizes,
                             const float* old,
                             State<Engine>& state,
@@ -19,8 +19,8 @@ HCP_STAGE void update_state(const ChunkSizes& sizes,
         product, [&](int) { return DepthRange{0, units}; },
         [&](int i, int j, Vec first, Vec second) {
             const float* from = State<Engine>::at(old, sizes, i, j);
-            state.set(sizes, i, j, decay * load(from) + first,
-                      decay * load(from + kPanel) + second);
+            state.template set<WithOperand>(sizes, i, j, decay * load(from) + first,
+                                            decay * load(from + kPanel) + second);
         });
     state.zero = false;
 }

@@ -49,20 +49,20 @@ HCP_STAGE void pack_writes(const ChunkSizes& sizes,
 }
 
 /// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and scratch.writes.
-template <typename Engine>
+template <bool WithOperand = true, typename Engine>
 HCP_STAGE void write_values(const ChunkSizes& sizes,
                             const KeyChunk<Engine>& keys,
                             const HeadChunk& head,
                             const float* old,
                             State<Engine>& state,
                             ForwardScratch<Engine>& scratch) {
-    update_state(sizes, old, state, head.decay,
-                 {.left = keys.transposed_operand(sizes),
-                  .right = {scratch.writes, keys.rows / Engine::kPerUnit * kPanel},
-                  .rows = sizes.keys,
-                  .columns = sizes.values,
-                  .ahead = keys.ahead},
-                 keys.rows);
+    update_state<WithOperand>(sizes, old, state, head.decay,
+                              {.left = keys.transposed_operand(sizes),
+                               .right = {scratch.writes, keys.rows / Engine::kPerUnit * kPanel},
+                               .rows = sizes.keys,
+                               .columns = sizes.values,
+                               .ahead = keys.ahead},
+                              keys.rows);
 }
 
 }  // namespace hybridcp::HCP_ISA
