@@ -72,12 +72,18 @@ struct SimdEngine : Arithmetic {
     template <int Rows, int Vectors, typename Epilogue>
     static HCP_INLINE void block(
         const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
-        const LeftOperand left = product.left;
-        const RightOperand right = product.right;
+        const std::int64_t unit = product.left.unit_stride, row = product.left.row_stride;
+        const std::int64_t third = 3 * row;
         Vec sums[Rows][Vectors] = {};
-        const std::uint32_t* a = left.row(i) + depth.begin * left.unit_stride;
-        const std::uint32_t* b =
-            right.units + (j / kPanel) * right.panel_stride + depth.begin * kPanel + j % kPanel;
+        // A pointer to every fourth row: the others are reached from it without one of their own,
+        // of which there would be too few registers.
+        const std::uint32_t* fourth[Rows / 4];
+#pragma GCC unroll 4
+        for (int m = 0; m < Rows; m += 4) {
+            fourth[m / 4] = product.left.row(i) + m * row + depth.begin * unit;
+        }
+        const std::uint32_t* b = product.right.units + (j / kPanel) * product.right.panel_stride +
+                                 depth.begin * kPanel + j % kPanel;
         for (int u = depth.begin; u < depth.end; ++u) {
             VecUint columns[Vectors];
 #pragma GCC unroll 16
@@ -86,13 +92,17 @@ struct SimdEngine : Arithmetic {
             }
 #pragma GCC unroll 16
             for (int m = 0; m < Rows; ++m) {
-                const VecUint row = broadcast_unit(a + m * left.row_stride);
+                const VecUint left =
+                    broadcast_unit(fourth[m / 4] + (m % 4 == 3 ? third : m % 4 * row));
 #pragma GCC unroll 16
                 for (int n = 0; n < Vectors; ++n) {
-                    sums[m][n] = Arithmetic::multiply_add(sums[m][n], row, columns[n]);
+                    sums[m][n] = Arithmetic::multiply_add(sums[m][n], left, columns[n]);
                 }
             }
-            a += left.unit_stride;
+#pragma GCC unroll 4
+            for (auto& pointer : fourth) {
+                pointer += unit;
+            }
             b += kPanel;
         }
 #pragma GCC unroll 16
