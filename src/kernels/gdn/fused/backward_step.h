@@ -8,9 +8,9 @@ namespace hybridcp::HCP_ISA {
 
 /// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
 template <typename Engine>
-HCP_STAGE void read_gradient(const ChunkSizes& sizes,
+HCP_STAGE void read_gradient(ChunkSizes sizes,
                              const KeyChunk<Engine>& keys,
-                             const HeadChunk& head,
+                             HeadChunk head,
                              const State<Engine>& gradient,
                              BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
@@ -34,9 +34,9 @@ HCP_STAGE void read_gradient(const ChunkSizes& sizes,
 /// What products read of dO: rows, depth, and s gamma dO in the first half of scratch.depth.
 template <typename Engine, typename Input>
 HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
-                                    const ChunkSizes& sizes,
+                                    ChunkSizes sizes,
                                     const KeyChunk<Engine>& keys,
-                                    const HeadChunk& head,
+                                    HeadChunk head,
                                     TokenRows<Input> d_o,
                                     BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
@@ -65,9 +65,9 @@ HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
 /// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left, and what products read
 /// of it; pack_output_gradient comes before. put(i, j, v): a vector of dR.
 template <typename Engine, typename Put>
-HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
+HCP_STAGE void solved_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
-                               const HeadChunk& head,
+                               HeadChunk head,
                                const State<Engine>& gradient,
                                Put put,
                                BackwardScratch<Engine>& scratch) {
@@ -119,9 +119,9 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
 
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
 template <typename Engine>
-HCP_STAGE void update_gradient(const ChunkSizes& sizes,
+HCP_STAGE void update_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
-                               const HeadChunk& head,
+                               HeadChunk head,
                                State<Engine>& gradient,
                                const BackwardScratch<Engine>& scratch) {
     update_state(sizes, gradient.values, gradient, head.decay,

@@ -15,9 +15,9 @@ struct SumInputs {
 /// value head of a key head writes the sums, the others add to them.
 template <typename Engine, typename Input>
 HCP_STAGE void sum_rows(const GdnProblemView& problem,
-                        const ChunkSizes& sizes,
+                        ChunkSizes sizes,
                         const KeyChunk<Engine>& keys,
-                        const HeadChunk& head,
+                        HeadChunk head,
                         TokenRows<Input> v,
                         const BackwardScratch<Engine>& scratch,
                         const SumInputs& given,
@@ -55,9 +55,9 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
 /// dP and dN, summed over value heads as above; row and column sums of N; the rest of dbeta.
 template <typename Engine>
 HCP_STAGE void sum_pairs(const GdnProblemView& problem,
-                         const ChunkSizes& sizes,
+                         ChunkSizes sizes,
                          const KeyChunk<Engine>& keys,
-                         const HeadChunk& head,
+                         HeadChunk head,
                          const BackwardScratch<Engine>& scratch,
                          bool is_first,
                          KeyGradients& sums,

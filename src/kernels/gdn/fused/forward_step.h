@@ -9,9 +9,9 @@ namespace hybridcp::HCP_ISA {
 /// D = T beta (V - gamma K H) into scratch.values and scratch.writes; scratch.depth for `Outputs`.
 /// value(i, j): a vector of V; put(i, j, v): one of D.
 template <bool Outputs, typename Engine, typename Value, typename Put>
-HCP_STAGE void new_values(const ChunkSizes& sizes,
+HCP_STAGE void new_values(ChunkSizes sizes,
                           const KeyChunk<Engine>& keys,
-                          const HeadChunk& head,
+                          HeadChunk head,
                           const State<Engine>& state,
                           Value value,
                           Put put,
@@ -61,9 +61,9 @@ HCP_STAGE void new_values(const ChunkSizes& sizes,
 /// O = s gamma Q H + P D to rows of the caller's.
 template <typename Engine, typename Output>
 HCP_STAGE void outputs(const GdnProblemView& problem,
-                       const ChunkSizes& sizes,
+                       ChunkSizes sizes,
                        const KeyChunk<Engine>& keys,
-                       const HeadChunk& head,
+                       HeadChunk head,
                        const State<Engine>& state,
                        ForwardScratch<Engine>& scratch,
                        const OutputRows<Output>& to) {

@@ -8,7 +8,7 @@ namespace hybridcp::HCP_ISA {
 /// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
 /// From D in fp32: rounding it would be the largest error of dg in bf16. Fills scratch.d_rows too.
 template <typename Engine>
-HCP_STAGE void sum_writes(const ChunkSizes& sizes,
+HCP_STAGE void sum_writes(ChunkSizes sizes,
                           const KeyChunk<Engine>& keys,
                           TokenRows<float> new_values,
                           const State<Engine>& gradient,
@@ -30,7 +30,7 @@ HCP_STAGE void sum_writes(const ChunkSizes& sizes,
 
 /// scratch.dots, reads and writes from dO, dR, D, H and dH'.
 template <typename Engine>
-HCP_STAGE void gradient_products(const ChunkSizes& sizes,
+HCP_STAGE void gradient_products(ChunkSizes sizes,
                                  const KeyChunk<Engine>& keys,
                                  const ChunkRecord<Engine>& record,
                                  const State<Engine>& gradient,

@@ -7,7 +7,7 @@ namespace hybridcp::HCP_ISA {
 
 /// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
 template <typename Output>
-HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
+HCP_STAGE void store_key_gradient(ChunkSizes sizes,
                                   const float* x,
                                   const float* inverse,
                                   bool normalised,
@@ -24,7 +24,7 @@ HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
 
 /// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
 template <typename Engine>
-HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
+HCP_STAGE void add_pair_products(ChunkSizes sizes,
                                  const KeyChunk<Engine>& keys,
                                  BackwardScratch<Engine>& scratch,
                                  KeyGradients& sums) {

@@ -15,7 +15,7 @@ struct ForwardScratch {
     std::uint32_t* depth;   // right operand, depth C: D
     std::uint32_t* writes;  // right operand, depth C: e^{B-b} D
 
-    ForwardScratch(Workspace& space, const ChunkSizes& sizes) {
+    ForwardScratch(Workspace& space, ChunkSizes sizes) {
         values = space.take<float>(sizes.tokens * sizes.value_row);
         outputs = space.take<float>(sizes.tokens * sizes.value_row);
         read_rows = space.take<Element>(sizes.tokens * read_row(sizes));
@@ -23,14 +23,14 @@ struct ForwardScratch {
         writes = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
     }
 
-    static int read_row(const ChunkSizes& sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }
+    static int read_row(ChunkSizes sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }
 };
 
 /// e^{B-b} D into scratch.writes.
 template <typename Engine>
-HCP_STAGE void pack_writes(const ChunkSizes& sizes,
+HCP_STAGE void pack_writes(ChunkSizes sizes,
                            const KeyChunk<Engine>& keys,
-                           const HeadChunk& head,
+                           HeadChunk head,
                            TokenRows<float> new_values,
                            ForwardScratch<Engine>& scratch) {
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
@@ -50,9 +50,9 @@ HCP_STAGE void pack_writes(const ChunkSizes& sizes,
 
 /// H' = e^B H + (e^{B-b} K)^T D, with H at `old` and scratch.writes.
 template <bool WithOperand = true, typename Engine>
-HCP_STAGE void write_values(const ChunkSizes& sizes,
+HCP_STAGE void write_values(ChunkSizes sizes,
                             const KeyChunk<Engine>& keys,
-                            const HeadChunk& head,
+                            HeadChunk head,
                             const float* old,
                             State<Engine>& state,
                             ForwardScratch<Engine>& scratch) {
