@@ -41,23 +41,23 @@ HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
                                     BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    for (int i = 0; i < keys.rows; i += 2) {
+    auto* rows = scratch.rows;
+    std::uint32_t *d_o_depth = scratch.d_o_depth, *depth = scratch.depth;
+    for (int i = 0, count = keys.rows; i < count; i += 2) {
         const Vec first_factor = broadcast(problem.scale * head.gamma[i]);
         const Vec second_factor = broadcast(problem.scale * head.gamma[i + 1]);
         for (int j = 0; j < sizes.values; j += 2 * kLanes) {
             Vec first[2], second[2];
             d_o.load_pair(i, j, first);
             d_o.load_pair(i + 1, j, second);
-            store_elements<Engine>(scratch.rows + i * elements + j, first);
-            store_elements<Engine>(scratch.rows + (i + 1) * elements + j, second);
-            store_row_pair<Engine>(unit_of_row<Engine>(scratch.d_o_depth, panel, i, j), first,
-                                   second);
+            store_elements<Engine>(rows + i * elements + j, first);
+            store_elements<Engine>(rows + (i + 1) * elements + j, second);
+            store_row_pair<Engine>(unit_of_row<Engine>(d_o_depth, panel, i, j), first, second);
             for (int n = 0; n < 2; ++n) {
                 first[n] *= first_factor;
                 second[n] *= second_factor;
             }
-            store_row_pair<Engine>(unit_of_row<Engine>(scratch.depth, 2 * panel, i, j), first,
-                                   second);
+            store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), first, second);
         }
     }
 }
@@ -98,18 +98,19 @@ HCP_STAGE void solved_gradient(ChunkSizes sizes,
             store(to + row, add ? load(to + row) + second : second);
         });
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
+    auto* d_rows = scratch.rows + keys.rows * elements;
+    std::uint32_t* depth = unit_of_row<Engine>(scratch.depth, 2 * panel, keys.rows, 0);
     solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values,
                      [&](int i, int j, const Vec* first, const Vec* second) {
-                         auto* to = scratch.rows + (keys.rows + i) * elements + j;
+                         auto* to = d_rows + i * elements + j;
                          store_elements<Engine>(to, first);
                          store_elements<Engine>(to + elements, second);
                          const float factor = -head.gamma[i] * head.beta[i];
                          const float next_factor = -head.gamma[i + 1] * head.beta[i + 1];
                          const Vec scaled[2] = {factor * first[0], factor * first[1]};
                          const Vec next[2] = {next_factor * second[0], next_factor * second[1]};
-                         store_row_pair<Engine>(
-                             unit_of_row<Engine>(scratch.depth, 2 * panel, keys.rows + i, j),
-                             scaled, next);
+                         store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), scaled,
+                                                next);
                          for (int n = 0; n < 2; ++n) {
                              put(i, j + n * kLanes, first[n]);
                              put(i + 1, j + n * kLanes, second[n]);

@@ -87,7 +87,8 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
                    products);
         solved_gradient(
             this->sizes, this->keys, this->head, gradient,
-            [&](int r, int j, Vec dr) { dv.put(r, j, this->head.beta[r] * dr); }, products);
+            [dv, beta = this->head.beta](int r, int j, Vec dr) { dv.put(r, j, beta[r] * dr); },
+            products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
         sum_rows(
             this->problem, this->sizes, this->keys, this->head, v, products,

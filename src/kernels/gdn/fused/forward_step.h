@@ -41,10 +41,11 @@ HCP_STAGE void new_values(ChunkSizes sizes,
             });
     }
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    std::uint32_t *depth_units = scratch.depth, *writes = scratch.writes;
     solve(head.system, sizes.token_row, values, row, keys.rows, sizes.values,
           [&](int i, int j, const Vec* first, const Vec* second) {
               if constexpr (Outputs) {
-                  store_row_pair<Engine>(unit_of_row<Engine>(scratch.depth, panel, i, j), first,
+                  store_row_pair<Engine>(unit_of_row<Engine>(depth_units, panel, i, j), first,
                                          second);
               }
               for (int n = 0; n < 2; ++n) {
@@ -53,8 +54,7 @@ HCP_STAGE void new_values(ChunkSizes sizes,
               }
               const Vec decayed[2] = {head.to_end[i] * first[0], head.to_end[i] * first[1]};
               const Vec next[2] = {head.to_end[i + 1] * second[0], head.to_end[i + 1] * second[1]};
-              store_row_pair<Engine>(unit_of_row<Engine>(scratch.writes, panel, i, j), decayed,
-                                     next);
+              store_row_pair<Engine>(unit_of_row<Engine>(writes, panel, i, j), decayed, next);
           });
 }
 
@@ -66,9 +66,10 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
                        HeadChunk head,
                        const State<Engine>& state,
                        ForwardScratch<Engine>& scratch,
-                       const OutputRows<Output>& to) {
+                       OutputRows<Output> to) {
     const int row = sizes.value_row;
     float* o = scratch.outputs;
+    const float scale = problem.scale;
     if (!state.zero) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
@@ -79,8 +80,8 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
              .ahead = keys.ahead},
             [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
-                store(o + i * row + j, problem.scale * head.gamma[i] * first);
-                store(o + (i + 1) * row + j, problem.scale * head.gamma[i + 1] * second);
+                store(o + i * row + j, scale * head.gamma[i] * first);
+                store(o + (i + 1) * row + j, scale * head.gamma[i + 1] * second);
             });
     }
     const int read_row = scratch.read_row(sizes);

@@ -49,8 +49,8 @@ struct OutputWalk : Walk<Engine, Input> {
         const auto new_rows = this->template output_rows<float>(forward.new_values, c, i);
         new_values<true>(
             this->sizes, this->keys, this->head, states[i],
-            [&](int r, int j) { return load(v.row(r) + j); },
-            [&](int r, int j, Vec d) { new_rows.put(r, j, d); }, this->scratch);
+            [v](int r, int j) { return load(v.row(r) + j); },
+            [new_rows](int r, int j, Vec d) { new_rows.put(r, j, d); }, this->scratch);
         outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch,
                 this->template output_rows<Input>(forward.o, c, i));
         write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
@@ -109,7 +109,7 @@ struct SummaryWalk : Walk<Engine, Input> {
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
         new_values<false>(
             this->sizes, this->keys, this->head, states[i],
-            [&](int r, int j) { return load(v.row(r) + j); }, [](int, int, Vec) {}, this->scratch);
+            [v](int r, int j) { return load(v.row(r) + j); }, [](int, int, Vec) {}, this->scratch);
         write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
                      this->scratch);
         if (has_map) {

@@ -12,7 +12,7 @@ HCP_STAGE void store_key_gradient(ChunkSizes sizes,
                                   const float* inverse,
                                   bool normalised,
                                   const float* dx,
-                                  const OutputRows<Output>& to) {
+                                  OutputRows<Output> to) {
     for (int i = 0; i < to.count; ++i) {
         const float *x_row = x + i * sizes.key_row, *dx_row = dx + i * sizes.key_row;
         const Vec along = normalised ? broadcast(dot(x_row, dx_row, sizes.keys)) : Vec{};

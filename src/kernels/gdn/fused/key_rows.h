@@ -43,7 +43,7 @@ struct KeyRows {
 /// Rows scaled by `factors`.
 template <typename Engine, bool KeepFloat, typename Input>
 HCP_STAGE void scale_rows(
-    TokenRows<Input> from, const float* factors, int rows, int columns, const KeyRows<Engine>& to) {
+    TokenRows<Input> from, const float* factors, int rows, int columns, KeyRows<Engine> to) {
     for (int r = 0; r < rows; r += 2) {
         const Vec first_factor = broadcast(factors[r]), second_factor = broadcast(factors[r + 1]);
         for (int c = 0; c < columns; c += 2 * kLanes) {

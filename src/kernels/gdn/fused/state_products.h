@@ -21,7 +21,7 @@ HCP_STAGE void update_state(ChunkSizes sizes,
         [&](int i, int j, Vec first, Vec second) {
             const float* from = State<Engine>::at(old, sizes, i, j);
             target.template set<WithOperand>(sizes, i, j, decay * load(from) + first,
-                                            decay * load(from + kPanel) + second);
+                                             decay * load(from + kPanel) + second);
         });
     state.zero = false;
 }
