@@ -21,27 +21,32 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
                         TokenRows<Input> v,
                         const BackwardScratch<Engine>& scratch,
                         const SumInputs& given,
-                        KeyGradients& sums,
+                        KeyGradients sums,
                         float* dbeta) {
+    const float *q = keys.q, *k_floats = keys.k, *writes = scratch.writes;
+    const auto* k_rows = keys.k_rows;
+    const int elements = keys.element_row(sizes);
     for (int i = 0; i < keys.rows; ++i) {
         const int row = i * sizes.key_row;
         const float* q_reads = scratch.reads + row;
         const float* k_reads = scratch.reads + (keys.rows + i) * sizes.key_row;
+        const float read = problem.scale * head.gamma[i], erase = head.gamma[i];
+        const float to_end = head.to_end[i], beta = head.beta[i];
         Vec through_q = {}, through_k = {}, rounded_off = {};
         for (int c = 0; c < sizes.keys; c += kLanes) {
             Vec dq = {}, erased = {}, dk = {};
-            const Vec k = load(keys.k + row + c);
+            const Vec k = load(k_floats + row + c);
             if (given.has_state) {
-                dq = problem.scale * head.gamma[i] * load(q_reads + c);
-                erased = head.gamma[i] * load(k_reads + c);
+                dq = read * load(q_reads + c);
+                erased = erase * load(k_reads + c);
             }
             if (given.has_gradient) {
-                dk = head.to_end[i] * load(scratch.writes + row + c);
+                dk = to_end * load(writes + row + c);
             }
-            through_q += dq * load(keys.q + row + c);
+            through_q += dq * load(q + row + c);
             through_k += erased * k;
-            rounded_off += dk * (k - load(keys.k_rows + i * keys.element_row(sizes) + c));
-            dk -= head.beta[i] * erased;
+            rounded_off += dk * (k - load(k_rows + i * elements + c));
+            dk -= beta * erased;
             store(sums.dq + row + c, given.is_first ? dq : load(sums.dq + row + c) + dq);
             store(sums.dk + row + c, given.is_first ? dk : load(sums.dk + row + c) + dk);
         }
@@ -60,7 +65,7 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
                          HeadChunk head,
                          const BackwardScratch<Engine>& scratch,
                          bool is_first,
-                         KeyGradients& sums,
+                         KeyGradients sums,
                          float* dbeta) {
     VecInt lane;
     for (int i = 0; i < kLanes; ++i) {

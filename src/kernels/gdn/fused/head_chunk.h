@@ -90,9 +90,12 @@ struct HeadChunk {
         for (int i = 0; i < kLanes; ++i) {
             lane[i] = i;
         }
-        for (int i = 0; i < keys.rows; ++i) {
-            const int row = i * sizes.token_row;
-            for (int j = 0; j < keys.rows; j += kLanes) {
+        const int rows = keys.rows, stride = sizes.token_row;
+        const float *betas = beta, *kk = keys.kk;
+        float *to_gam = gam, *to_system = system;
+        for (int i = 0; i < rows; ++i) {
+            const int row = i * stride;
+            for (int j = 0; j < rows; j += kLanes) {
                 Vec decays = {}, below = {};
                 if (j <= i) {
                     VecDouble later;
@@ -100,10 +103,10 @@ struct HeadChunk {
                     const Vec difference = __builtin_convertvector(b[i] - later, Vec);
                     const VecInt column = lane + j;
                     decays = bounded_exp(select(column <= i, difference, broadcast(-1000.0F)));
-                    below = select(column < i, beta[i] * decays * load(keys.kk + row + j), Vec{});
+                    below = select(column < i, betas[i] * decays * load(kk + row + j), Vec{});
                 }
-                store(gam + row + j, decays);
-                store(system + row + j, below);
+                store(to_gam + row + j, decays);
+                store(to_system + row + j, below);
             }
         }
     }

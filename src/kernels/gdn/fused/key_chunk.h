@@ -12,19 +12,19 @@ struct KeyChunk {
     using Element = typename Engine::Element;
     enum class Use { kOutputs, kStates, kWrites, kGradients };
 
-    int count = 0;                 // tokens
-    int rows = 0;                  // count, rounded up to what products take
-    int unit_rows = 0;             // rows of `tokens`
-    float *q, *k;                  // [C, K] fp32, normalised; made for gradients
-    float *q_inverse, *k_inverse;  // [C] 1 / |q|, 1 / |k|; 1 without normalisation
-    Element *q_rows, *k_rows;      // [C, K] left operands
-    std::uint32_t* k_columns;      // right operand, depth K, columns C
-    std::uint32_t* tokens;         // right operand, depth K's rows (or [Q; K], 2C), columns K
-    std::uint32_t* transposed;     // the same as a left operand, where its layout differs
-    float *kk, *qk;                // [C, C] k k^T, scale * q k^T
-    mutable RowsAhead ahead;       // of the next chunk
-    float* scratch;                // [2C, K] q and k next to each other
-    float* copy;                   // [C, K] rows of inputs that have to be filled up
+    int count = 0;                                 // tokens
+    int rows = 0;                                  // count, rounded up to what products take
+    int unit_rows = 0;                             // rows of `tokens`
+    float *q, *k;                                  // [C, K] fp32, normalised; made for gradients
+    float *q_inverse, *k_inverse;                  // [C] 1 / |q|, 1 / |k|; 1 without normalisation
+    Element *q_rows = nullptr, *k_rows = nullptr;  // [C, K] left operands
+    std::uint32_t* k_columns;                      // right operand, depth K, columns C
+    std::uint32_t* tokens;      // right operand, depth K's rows (or [Q; K], 2C), columns K
+    std::uint32_t* transposed;  // the same as a left operand, for tiles
+    float *kk, *qk;             // [C, C] k k^T, scale * q k^T
+    mutable RowsAhead ahead;    // of the next chunk
+    float* scratch;             // [2C, K] q and k next to each other
+    float* copy;                // [C, K] rows of inputs that have to be filled up
 
     KeyChunk(Workspace& space, const ChunkSizes& sizes) {
         scratch = space.take<float>(2 * sizes.tokens * sizes.key_row);
@@ -32,7 +32,6 @@ struct KeyChunk {
         q = k = scratch;
         q_inverse = space.take<float>(sizes.tokens);
         k_inverse = space.take<float>(sizes.tokens);
-        q_rows = k_rows = nullptr;
         if constexpr (Engine::kPerUnit == 2) {
             q_rows = space.take<Element>(sizes.tokens * element_row(sizes));
             k_rows = space.take<Element>(sizes.tokens * element_row(sizes));
@@ -141,9 +140,9 @@ struct KeyChunk {
              .ahead = ahead,
              .triangle = rows},
             [&](int) { return DepthRange{0, depth}; },
-            [&](int i, int j, Vec first, Vec second) {
-                store(to + i * sizes.token_row + j, first * factor);
-                store(to + (i + 1) * sizes.token_row + j, second * factor);
+            [=, row = sizes.token_row](int i, int j, Vec first, Vec second) {
+                store(to + i * row + j, first * factor);
+                store(to + (i + 1) * row + j, second * factor);
             });
     }
 };

@@ -44,7 +44,7 @@ HCP_STAGE void add_pair_products(ChunkSizes sizes,
         }
     }
     const auto add_to = [&](float* to) {
-        return [=, &sizes](int i, int j, Vec first, Vec second) {
+        return [=](int i, int j, Vec first, Vec second) {
             float* at = to + i * sizes.key_row + j;
             store(at, load(at) + first);
             store(at + sizes.key_row, load(at + sizes.key_row) + second);

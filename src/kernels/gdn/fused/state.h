@@ -51,23 +51,23 @@ struct State {
     }
 
     /// From the first `key_dim` rows and `columns` columns of a matrix; null for zeros.
-    void load_from(
-        const ChunkSizes& sizes, const float* from, int row_stride, int key_dim, int columns) {
-        zero = from == nullptr;
+    void load_from(ChunkSizes sizes, const float* from, int row_stride, int key_dim, int columns) {
+        const bool all_zero = zero = from == nullptr;
+        State target = *this;                      // no store can alias it
         for (int i = 0; i < sizes.keys; i += 2) {  // in the order of memory
             for (int j = 0; j < sizes.values; j += kLanes) {
                 Vec rows[2] = {};
                 for (int m = 0; m < 2; ++m) {
                     const int rest = columns - j;
-                    if (!zero && i + m < key_dim && rest > 0) {
+                    if (!all_zero && i + m < key_dim && rest > 0) {
                         const float* row = from + static_cast<std::int64_t>(i + m) * row_stride + j;
                         rows[m] = rest >= kLanes ? load(row) : load_part(row, rest);
                     }
                 }
-                if (right != nullptr) {
-                    set(sizes, i, j, rows[0], rows[1]);
+                if (target.right != nullptr) {
+                    target.set(sizes, i, j, rows[0], rows[1]);
                 } else {
-                    set<false>(sizes, i, j, rows[0], rows[1]);
+                    target.template set<false>(sizes, i, j, rows[0], rows[1]);
                 }
             }
         }
@@ -85,11 +85,11 @@ struct State {
         }
     }
 
-    void store_to(
-        const ChunkSizes& sizes, float* to, int row_stride, int key_dim, int columns) const {
+    void store_to(ChunkSizes sizes, float* to, int row_stride, int key_dim, int columns) const {
+        const float* from = values;
         for (int i = 0; i < key_dim; ++i) {
             for (int j = 0; j < columns; j += kLanes) {
-                const Vec v = load(at(values, sizes, i, j));
+                const Vec v = load(at(from, sizes, i, j));
                 float* row = to + static_cast<std::int64_t>(i) * row_stride + j;
                 if (columns - j >= kLanes) {
                     store(row, v);
@@ -101,7 +101,7 @@ struct State {
     }
 
     /// Right operand of the transposed values: depth V, columns K.
-    __attribute__((noinline)) static void pack_transposed(const ChunkSizes& sizes,
+    __attribute__((noinline)) static void pack_transposed(ChunkSizes sizes,
                                                           const float* values,
                                                           std::uint32_t* to) {
         const int panel = transposed_panel(sizes);

@@ -34,6 +34,7 @@ HCP_STAGE void pack_writes(ChunkSizes sizes,
                            TokenRows<float> new_values,
                            ForwardScratch<Engine>& scratch) {
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    std::uint32_t* writes = scratch.writes;
     for (int i = 0; i < keys.rows; i += 2) {
         for (int j = 0; j < sizes.values; j += 2 * kLanes) {
             Vec first[2], second[2];
@@ -43,7 +44,7 @@ HCP_STAGE void pack_writes(ChunkSizes sizes,
                 first[n] *= head.to_end[i];
                 second[n] *= head.to_end[i + 1];
             }
-            store_row_pair<Engine>(unit_of_row<Engine>(scratch.writes, panel, i, j), first, second);
+            store_row_pair<Engine>(unit_of_row<Engine>(writes, panel, i, j), first, second);
         }
     }
 }
