@@ -68,7 +68,10 @@ HCP_STAGE void add_pair_products(ChunkSizes sizes,
          .rows = keys.rows,
          .columns = sizes.keys,
          .ahead = keys.ahead},
-        [&](int) { return DepthRange{0, 2 * half}; }, add_to(sums.dk));
+        [&](int i) {  // dP^T is upper triangular
+            return DepthRange{i / Engine::kPerUnit, 2 * half};
+        },
+        add_to(sums.dk));
 }
 
 }  // namespace hybridcp::HCP_ISA
