@@ -49,7 +49,9 @@ set(HCP_ISA_FLAGS_portable -DHCP_VECTOR_BYTES=16)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND HCP_ISAS avx2 avx512 avx512_bf16 amx_bf16)
     set(HCP_ISA_FLAGS_avx2 -mavx2 -mfma -DHCP_VECTOR_BYTES=32)
-    set(HCP_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -DHCP_VECTOR_BYTES=64)
+    # -mtune: registers and order only, of any CPU with AVX-512; GCC 12's own choice is 1 to 4 % slower on Zen 5.
+    set(HCP_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mtune=icelake-server
+        -DHCP_VECTOR_BYTES=64)
     set(HCP_ISA_FLAGS_avx512_bf16 ${HCP_ISA_FLAGS_avx512} -mavx512bf16)
     set(HCP_ISA_FLAGS_amx_bf16 ${HCP_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 endif()
