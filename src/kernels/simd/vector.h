@@ -62,6 +62,20 @@ HCP_INLINE VecInt broadcast_int(std::int32_t x) {
     return x - VecInt{};
 }
 
+/// The compiler takes roots lane by lane.
+HCP_INLINE Vec square_root(Vec v) {
+#if defined(__AVX512F__)
+    return std::bit_cast<Vec>(_mm512_maskz_sqrt_ps(kEveryLane, std::bit_cast<__m512>(v)));
+#elif HCP_VECTOR_IS_AVX2
+    return std::bit_cast<Vec>(_mm256_sqrt_ps(std::bit_cast<__m256>(v)));
+#else
+    for (int i = 0; i < kLanes; ++i) {
+        v[i] = __builtin_sqrtf(v[i]);
+    }
+    return v;
+#endif
+}
+
 HCP_INLINE Vec maximum(Vec a, Vec b) {
     return a > b ? a : b;
 }

@@ -5,22 +5,15 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// What the forward pass leaves for one chunk.
+/// The state at the start of a chunk.
 template <typename Engine>
 struct ChunkRecord {
-    float* new_values;        // [C, V] D
-    float* state;             // H, as State::values
+    float* state = nullptr;   // H, as State::values
     bool zero_state = false;  // H is 0
 
     ChunkRecord() = default;
-    ChunkRecord(Workspace& space, const ChunkSizes& sizes) {
-        new_values = space.take<float>(sizes.tokens * sizes.value_row);
-        state = space.take<float>(State<Engine>::size(sizes));
-    }
-
-    static int value_elements(const ChunkSizes& sizes) {
-        return sizes.values + 16 * Engine::kPerUnit;
-    }
+    ChunkRecord(Workspace& space, const ChunkSizes& sizes)
+        : state(space.take<float>(State<Engine>::size(sizes))) {}
 };
 
 /// Sums over the value heads of a key head, in fp32.
@@ -35,29 +28,16 @@ struct KeyGradients {
         dp = space.take<float>(2 * sizes.tokens * sizes.token_row);
         dn = space.take<float>(sizes.tokens * sizes.token_row);
     }
-
-    void clear(const ChunkSizes& sizes) {
-        const auto tokens = static_cast<std::size_t>(sizes.tokens);
-        const auto key_row = static_cast<std::size_t>(sizes.key_row);
-        const auto row = static_cast<std::size_t>(sizes.token_row);
-        std::memset(dq, 0, sizeof(float) * tokens * key_row);
-        std::memset(dk, 0, sizeof(float) * tokens * key_row);
-        std::memset(dp, 0, sizeof(float) * 2 * tokens * row);
-        std::memset(dn, 0, sizeof(float) * tokens * row);
-    }
 };
 
 template <typename Engine>
 struct BackwardScratch {
     using Element = typename Engine::Element;
-    float* d_o;                       // [C, V]
-    float* values;                    // [C, V] V
     float* solved;                    // [C, V] dD, then dR
     Element* rows;                    // [2C, V] dO, then dR: left operands
     Element* d_rows;                  // [C, V] D
     std::uint32_t* d_o_depth;         // right operand, depth C: dO
     std::uint32_t* depth;             // right operand, depth 2C: s gamma dO, then -gamma beta dR
-    float* factors;                   // [2C]: those factors
     float* read;                      // [C, C] P
     std::uint32_t* read_transposed;   // left operand P^T
     std::uint32_t* pairs_transposed;  // left operand [dP; dN + dN^T]^T
@@ -69,16 +49,18 @@ struct BackwardScratch {
     double *row_sums, *column_sums;   // [C] of N
     float *crossing, *after;          // [C] i + e, and z
 
+    /// Stride of rows of V in elements.
+    static int value_elements(const ChunkSizes& sizes) {
+        return sizes.values + 16 * Engine::kPerUnit;
+    }
+
     BackwardScratch(Workspace& space, const ChunkSizes& sizes) {
         const int c = sizes.tokens;
-        d_o = space.take<float>(c * sizes.value_row);
-        values = space.take<float>(c * sizes.value_row);
         solved = space.take<float>(c * sizes.value_row);
-        rows = space.take<Element>(2 * c * ChunkRecord<Engine>::value_elements(sizes));
-        d_rows = space.take<Element>(c * ChunkRecord<Engine>::value_elements(sizes));
+        rows = space.take<Element>(2 * c * value_elements(sizes));
+        d_rows = space.take<Element>(c * value_elements(sizes));
         d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
         depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
-        factors = space.take<float>(2 * c);
         read = space.take<float>(c * sizes.token_row);
         read_transposed = space.take<std::uint32_t>(c * round_up(c, kPanel));
         pairs_transposed = space.take<std::uint32_t>(2 * c * round_up(c, kPanel));

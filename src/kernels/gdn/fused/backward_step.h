@@ -8,9 +8,9 @@ namespace hybridcp::HCP_ISA {
 
 /// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
 template <typename Engine>
-HCP_STAGE void read_gradient(const ChunkSizes& sizes,
+HCP_STAGE void read_gradient(ChunkSizes sizes,
                              const KeyChunk<Engine>& keys,
-                             const HeadChunk& head,
+                             HeadChunk head,
                              const State<Engine>& gradient,
                              BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
@@ -18,8 +18,12 @@ HCP_STAGE void read_gradient(const ChunkSizes& sizes,
     if (!gradient.zero) {
         const int depth = sizes.keys / Engine::kPerUnit;
         Engine::multiply(
-            rows_left<Engine>(keys.k_rows, keys.element_row(sizes)), gradient.operand(sizes),
-            keys.rows, sizes.values, [&](int) { return DepthRange{0, depth}; },
+            {.left = rows_left<Engine>(keys.k_rows, keys.element_row(sizes)),
+             .right = gradient.operand(sizes),
+             .rows = keys.rows,
+             .columns = sizes.values,
+             .ahead = keys.ahead},
+            [&](int) { return DepthRange{0, depth}; },
             [&](int i, int j, Vec first, Vec second) {
                 store(x + i * row + j, head.to_end[i] * first);
                 store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
@@ -27,13 +31,45 @@ HCP_STAGE void read_gradient(const ChunkSizes& sizes,
     }
 }
 
-/// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left; scratch.d_o is filled.
-template <typename Engine>
-HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
+/// What products read of dO: rows, depth, and s gamma dO in the first half of scratch.depth.
+template <typename Engine, typename Input>
+HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
+                                    ChunkSizes sizes,
+                                    const KeyChunk<Engine>& keys,
+                                    HeadChunk head,
+                                    TokenRows<Input> d_o,
+                                    BackwardScratch<Engine>& scratch) {
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
+    const int panel = keys.rows / Engine::kPerUnit * kPanel;
+    auto* rows = scratch.rows;
+    std::uint32_t *d_o_depth = scratch.d_o_depth, *depth = scratch.depth;
+    for (int i = 0, count = keys.rows; i < count; i += 2) {
+        const Vec first_factor = broadcast(problem.scale * head.gamma[i]);
+        const Vec second_factor = broadcast(problem.scale * head.gamma[i + 1]);
+        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
+            Vec first[2], second[2];
+            d_o.load_pair(i, j, first);
+            d_o.load_pair(i + 1, j, second);
+            store_elements<Engine>(rows + i * elements + j, first);
+            store_elements<Engine>(rows + (i + 1) * elements + j, second);
+            store_row_pair<Engine>(unit_of_row<Engine>(d_o_depth, panel, i, j), first, second);
+            for (int n = 0; n < 2; ++n) {
+                first[n] *= first_factor;
+                second[n] *= second_factor;
+            }
+            store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), first, second);
+        }
+    }
+}
+
+/// dR = T^T (P^T dO + e^{B-b} K dH') in place of what read_gradient left, and what products read
+/// of it; pack_output_gradient comes before. put(i, j, v): a vector of dR.
+template <typename Engine, typename Put>
+HCP_STAGE void solved_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
-                               const HeadChunk& head,
+                               HeadChunk head,
                                const State<Engine>& gradient,
-                               const float* ones,
+                               Put put,
                                BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* x = scratch.solved;
@@ -41,17 +77,18 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
     for (int i = 0; i < keys.rows; ++i) {
         for (int j = 0; j < keys.rows; j += kLanes) {
             const int at = i * sizes.token_row + j;
-            store(scratch.read + at, load(head.gam + at) * load(keys.qk + at));
+            store(scratch.read + at, j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
         }
     }
     pack_transposed_left<Engine>(scratch.read, sizes.token_row, keys.rows, keys.rows,
                                  scratch.read_transposed);
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(scratch.d_o, row, ones, keys.rows, sizes.values, scratch.d_o_depth,
-                               panel);
     Engine::multiply(
-        transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
-        {scratch.d_o_depth, panel}, keys.rows, sizes.values,
+        {.left = transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
+         .right = {scratch.d_o_depth, panel},
+         .rows = keys.rows,
+         .columns = sizes.values,
+         .ahead = keys.ahead},
         [&](int i) {  // P^T is upper triangular
             return DepthRange{i / Engine::kPerUnit, keys.rows / Engine::kPerUnit};
         },
@@ -60,75 +97,41 @@ HCP_STAGE void solved_gradient(const ChunkSizes& sizes,
             store(to, add ? load(to) + first : first);
             store(to + row, add ? load(to + row) + second : second);
         });
-    solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values);
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
+    auto* d_rows = scratch.rows + keys.rows * elements;
+    std::uint32_t* depth = unit_of_row<Engine>(scratch.depth, 2 * panel, keys.rows, 0);
+    solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values,
+                     [&](int i, int j, const Vec* first, const Vec* second) {
+                         auto* to = d_rows + i * elements + j;
+                         store_elements<Engine>(to, first);
+                         store_elements<Engine>(to + elements, second);
+                         const float factor = -head.gamma[i] * head.beta[i];
+                         const float next_factor = -head.gamma[i + 1] * head.beta[i + 1];
+                         const Vec scaled[2] = {factor * first[0], factor * first[1]};
+                         const Vec next[2] = {next_factor * second[0], next_factor * second[1]};
+                         store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), scaled,
+                                                next);
+                         for (int n = 0; n < 2; ++n) {
+                             put(i, j + n * kLanes, first[n]);
+                             put(i + 1, j + n * kLanes, second[n]);
+                         }
+                     });
 }
 
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
 template <typename Engine>
-HCP_STAGE void update_gradient(const GdnProblemView& problem,
-                               const ChunkSizes& sizes,
+HCP_STAGE void update_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
-                               const HeadChunk& head,
+                               HeadChunk head,
                                State<Engine>& gradient,
-                               BackwardScratch<Engine>& scratch) {
-    for (int i = 0; i < keys.rows; ++i) {
-        scratch.factors[i] = problem.scale * head.gamma[i];
-        scratch.factors[keys.rows + i] = -head.gamma[i] * head.beta[i];
-    }
-    const int panel = 2 * keys.rows / Engine::kPerUnit * kPanel;
-    pack_rows_as_depth<Engine>(scratch.d_o, sizes.value_row, scratch.factors, keys.rows,
-                               sizes.values, scratch.depth, panel);
-    pack_rows_as_depth<Engine>(scratch.solved, sizes.value_row, scratch.factors + keys.rows,
-                               keys.rows, sizes.values,
-                               scratch.depth + keys.rows / Engine::kPerUnit * kPanel, panel);
+                               const BackwardScratch<Engine>& scratch) {
     update_state(sizes, gradient.values, gradient, head.decay,
-                 {.left = transposed_left<Engine>(keys.transposed, 2 * keys.rows, sizes.keys),
-                  .right = {scratch.depth, panel},
-                  .depth = 2 * keys.rows});
-}
-
-/// scratch.dots, reads and writes from dO, dR, D, H and dH'.
-template <typename Engine>
-HCP_STAGE void gradient_products(const ChunkSizes& sizes,
-                                 const KeyChunk<Engine>& keys,
-                                 const ChunkRecord<Engine>& record,
-                                 const State<Engine>& gradient,
-                                 BackwardScratch<Engine>& scratch) {
-    const int elements = ChunkRecord<Engine>::value_elements(sizes);
-    for (int i = 0; i < keys.rows; ++i) {
-        for (int j = 0; j < sizes.values; j += kLanes) {
-            store(scratch.rows + i * elements + j, load(scratch.d_o + i * sizes.value_row + j));
-            store(scratch.rows + (keys.rows + i) * elements + j,
-                  load(scratch.solved + i * sizes.value_row + j));
-            store(scratch.d_rows + i * elements + j,
-                  load(record.new_values + i * sizes.value_row + j));
-        }
-    }
-    const int depth = sizes.values / Engine::kPerUnit;
-    const auto whole = [&](int) { return DepthRange{0, depth}; };
-    const int panel = depth * kPanel;
-    const auto into = [](float* to, int row) {
-        return [=](int i, int j, Vec first, Vec second) {
-            store(to + i * row + j, first);
-            store(to + (i + 1) * row + j, second);
-        };
-    };
-    pack_columns_as_depth<Engine>(scratch.d_rows, elements, keys.rows, sizes.values,
-                                  scratch.d_columns, panel);
-    const LeftOperand rows = rows_left<Engine>(scratch.rows, elements);
-    Engine::multiply(rows, {scratch.d_columns, panel}, 2 * keys.rows, round_up(keys.rows, kPanel),
-                     whole, into(scratch.dots, sizes.token_row));
-    std::uint32_t* transposed = scratch.state_transposed;
-    if (!record.zero_state) {
-        State<Engine>::pack_transposed(sizes, record.state, transposed);
-        Engine::multiply(rows, {transposed, panel}, 2 * keys.rows, sizes.keys, whole,
-                         into(scratch.reads, sizes.key_row));
-    }
-    if (!gradient.zero) {
-        State<Engine>::pack_transposed(sizes, gradient.values, transposed);
-        Engine::multiply(rows_left<Engine>(scratch.d_rows, elements), {transposed, panel},
-                         keys.rows, sizes.keys, whole, into(scratch.writes, sizes.key_row));
-    }
+                 {.left = keys.transposed_operand(sizes),
+                  .right = {scratch.depth, 2 * keys.rows / Engine::kPerUnit * kPanel},
+                  .rows = sizes.keys,
+                  .columns = sizes.values,
+                  .ahead = keys.ahead},
+                 2 * keys.rows);
 }
 
 }  // namespace hybridcp::HCP_ISA

@@ -1,74 +1,71 @@
 // From the products of a chunk to its gradients: sums over rows, pairs of rows and value heads.
 #pragma once
 
-#include "kernels/gdn/fused/backward_step.h"
+#include "kernels/gdn/fused/gradient_products.h"
 
 namespace hybridcp::HCP_ISA {
 
-/// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
-/// From D in fp32: rounding it would be the largest error of dg in bf16.
-template <typename Engine>
-HCP_STAGE void sum_writes(const ChunkSizes& sizes,
-                          const KeyChunk<Engine>& keys,
-                          const ChunkRecord<Engine>& record,
-                          const State<Engine>& gradient,
-                          BackwardScratch<Engine>& scratch) {
-    for (int i = 0; i < keys.rows; ++i) {
-        scratch.after[i] = gradient.zero ? 0.0F
-                                         : dot(record.new_values + i * sizes.value_row,
-                                               scratch.solved + i * sizes.value_row, sizes.values);
-    }
-}
+/// What a value head brings to sum_rows.
+struct SumInputs {
+    bool is_first;  // of its key head
+    bool has_state, has_gradient;
+};
 
-/// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written).
-template <typename Engine>
+/// dq and dk through the state, and their part of dg and dbeta (`dbeta`: [C], written). The first
+/// value head of a key head writes the sums, the others add to them.
+template <typename Engine, typename Input>
 HCP_STAGE void sum_rows(const GdnProblemView& problem,
-                        const ChunkSizes& sizes,
+                        ChunkSizes sizes,
                         const KeyChunk<Engine>& keys,
-                        const HeadChunk& head,
+                        HeadChunk head,
+                        TokenRows<Input> v,
                         const BackwardScratch<Engine>& scratch,
-                        bool has_state,
-                        bool has_gradient,
-                        KeyGradients& sums,
+                        const SumInputs& given,
+                        KeyGradients sums,
                         float* dbeta) {
+    const float *q = keys.q, *k_floats = keys.k, *writes = scratch.writes;
+    const auto* k_rows = keys.k_rows;
+    const int elements = keys.element_row(sizes);
     for (int i = 0; i < keys.rows; ++i) {
         const int row = i * sizes.key_row;
         const float* q_reads = scratch.reads + row;
         const float* k_reads = scratch.reads + (keys.rows + i) * sizes.key_row;
+        const float read = problem.scale * head.gamma[i], erase = head.gamma[i];
+        const float to_end = head.to_end[i], beta = head.beta[i];
         Vec through_q = {}, through_k = {}, rounded_off = {};
         for (int c = 0; c < sizes.keys; c += kLanes) {
             Vec dq = {}, erased = {}, dk = {};
-            const Vec k = load(keys.k + row + c);
-            if (has_state) {
-                dq = problem.scale * head.gamma[i] * load(q_reads + c);
-                erased = head.gamma[i] * load(k_reads + c);
+            const Vec k = load(k_floats + row + c);
+            if (given.has_state) {
+                dq = read * load(q_reads + c);
+                erased = erase * load(k_reads + c);
             }
-            if (has_gradient) {
-                dk = head.to_end[i] * load(scratch.writes + row + c);
+            if (given.has_gradient) {
+                dk = to_end * load(writes + row + c);
             }
-            through_q += dq * load(keys.q + row + c);
+            through_q += dq * load(q + row + c);
             through_k += erased * k;
-            rounded_off += dk * (k - load(keys.k_rows + i * keys.element_row(sizes) + c));
-            store(sums.dq + row + c, load(sums.dq + row + c) + dq);
-            store(sums.dk + row + c, load(sums.dk + row + c) + (dk - head.beta[i] * erased));
+            rounded_off += dk * (k - load(k_rows + i * elements + c));
+            dk -= beta * erased;
+            store(sums.dq + row + c, given.is_first ? dq : load(sums.dq + row + c) + dq);
+            store(sums.dk + row + c, given.is_first ? dk : load(sums.dk + row + c) + dk);
         }
         const float erased = sum_lanes(through_k);
         scratch.after[i] += sum_lanes(rounded_off);  // z was made with the rounded k
         scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
-        dbeta[i] = dot(scratch.solved + i * sizes.value_row, scratch.values + i * sizes.value_row,
-                       sizes.values) -
-                   erased;
+        dbeta[i] = dot(scratch.solved + i * sizes.value_row, v.row(i), sizes.values) - erased;
     }
 }
 
-/// dP and dN, summed over value heads; row and column sums of N; the rest of dbeta.
+/// dP and dN, summed over value heads as above; row and column sums of N; the rest of dbeta.
 template <typename Engine>
 HCP_STAGE void sum_pairs(const GdnProblemView& problem,
-                         const ChunkSizes& sizes,
+                         ChunkSizes sizes,
                          const KeyChunk<Engine>& keys,
-                         const HeadChunk& head,
+                         HeadChunk head,
                          const BackwardScratch<Engine>& scratch,
-                         KeyGradients& sums,
+                         bool is_first,
+                         KeyGradients sums,
                          float* dbeta) {
     VecInt lane;
     for (int i = 0; i < kLanes; ++i) {
@@ -87,13 +84,18 @@ HCP_STAGE void sum_pairs(const GdnProblemView& problem,
             const Vec dl =
                 select(below, -gam * load(scratch.dots + at + keys.rows * sizes.token_row), Vec{});
             const Vec dn = head.beta[i] * dl;
-            store(sums.dp + at, load(sums.dp + at) + problem.scale * read);
-            store(sums.dn + at, load(sums.dn + at) + dn);
+            const Vec dp = problem.scale * read;
+            store(sums.dp + at, is_first ? dp : load(sums.dp + at) + dp);
+            store(sums.dn + at, is_first ? dn : load(sums.dn + at) + dn);
             through_system += dl * kk;
             const Vec n = select(below, read * load(keys.qk + at), Vec{}) + dn * kk;
             const VecDouble wide = __builtin_convertvector(n, VecDouble);
             row_sum += wide;
             columns[j / kLanes] += wide;
+        }
+        for (int j = round_up(i + 1, kLanes); is_first && j < keys.rows; j += kLanes) {
+            store(sums.dp + i * sizes.token_row + j, Vec{});
+            store(sums.dn + i * sizes.token_row + j, Vec{});
         }
         scratch.row_sums[i] = sum_lanes(row_sum);
         dbeta[i] += sum_lanes(through_system);

@@ -3,30 +3,20 @@
 
 #include "kernels/gdn/fused/backward_sums.h"
 #include "kernels/gdn/fused/key_gradients.h"
-#include "kernels/gdn/fused/state_gradient_walk.h"
+#include "kernels/gdn/fused/remade_states.h"
 
 namespace hybridcp::HCP_ISA {
 
-/// All gradients. The states that forward did not keep are made again from its checkpoints, a few
-/// chunks at a time, before the walk over those chunks.
+/// All gradients.
 template <typename Engine, typename Input>
-struct BackwardWalk : StateGradientWalk<Engine, Input> {
+struct BackwardWalk : RemadeStates<Engine, Input> {
     KeyGradients sums;
-    State<Engine> states[kMostValueHeads];
-    float* dbeta;
-    ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
+    float* dbeta;  // [C]
 
     BackwardWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
-        : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
+        : RemadeStates<Engine, Input>(the_problem, the_task, space),
           sums(space, this->sizes),
-          dbeta(space.take<float>(this->sizes.tokens)) {
-        for (std::int64_t i = 0; i < the_problem.group; ++i) {
-            states[i] = State<Engine>::borrowed(space, this->sizes);
-            for (auto& record : records[i]) {
-                record = ChunkRecord<Engine>(space, this->sizes);
-            }
-        }
-    }
+          dbeta(space.take<float>(this->sizes.tokens)) {}
 
     void run(const GdnBackwardTask& request) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
@@ -37,7 +27,7 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
              begin >= 0; begin -= kCheckpointChunks) {
             const std::int64_t rest = num_chunks - begin;
             const std::int64_t end = begin + (rest < kCheckpointChunks ? rest : kCheckpointChunks);
-            remake_states(request, begin, end);
+            this->remake_states(request, begin, end);
             for (std::int64_t c = end - 1; c >= begin; --c) {
                 step(request, c);
             }
@@ -48,76 +38,64 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
     }
 
   private:
-    /// D and H of the chunks begin .. end - 1.
-    void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
-        const float* from = begin == 0 ? this->task.start
-                                       : request.checkpoints + (begin / kCheckpointChunks - 1) *
-                                                                   request.checkpoint_stride;
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            states[i].borrow(records[i][0].state);
-            this->load_state(states[i], this->state_of(from, i));
-        }
-        for (std::int64_t c = begin; c < end; ++c) {
-            this->prefetch_inputs(c + 1, false);
-            this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
-            for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                remake_chunk(c, i, records[i][c - begin]);
-                if (c + 1 < end) {
-                    const float* old = states[i].values;
-                    states[i].borrow(records[i][c + 1 - begin].state);
-                    write_values(this->sizes, this->keys, this->head, old,
-                                 records[i][c - begin].new_values, states[i], this->scratch);
-                }
-            }
-        }
-    }
-
-    void remake_chunk(std::int64_t c, std::int64_t i, ChunkRecord<Engine>& record) {
-        const State<Engine>& state = states[i];
-        record.zero_state = state.zero;
-        this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, record.new_values);
-        new_values(this->sizes, this->keys, this->head, state, record.new_values);
+    /// What its end reads and writes: asked for in the step itself, to be still near by then.
+    void look_ahead_at_results(const GdnBackwardTask& request, std::int64_t c) const {
+        this->template look_ahead_at_values<Input>(request.dv, c);
+        this->template look_ahead_at_values<Input>(this->problem.v, c);
+        this->look_ahead_at_keys(request.dq, c);
+        this->look_ahead_at_keys(request.dk, c);
     }
 
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
-        const int value_dim = this->problem.value_dim;
-        this->prefetch_inputs(c - 1, true);
-        this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group, value_dim);
-        this->template prefetch<true, Input>(request.dv, c, this->problem.group, value_dim);
-        this->template prefetch<true, Input>(request.dq, c, 1, this->problem.key_dim);
-        this->template prefetch<true, Input>(request.dk, c, 1, this->problem.key_dim);
+        this->keys.ahead.finish();
+        look_ahead_at_results(request, c);
+        if (c % kCheckpointChunks != 0) {
+            this->look_ahead_at_step(request, c - 1);
+        } else {
+            this->look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
+        }
         this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
-        sums.clear(this->sizes);
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
             head_step(request, c, i);
         }
         add_pair_products(this->sizes, this->keys, this->gradient_scratch, sums);
         const bool normalised = this->problem.use_qk_l2norm;
+        const auto rows_of = [&](const GdnView& view) {
+            return OutputRows<Input>{.data = at_token<Input>(view, token, key_head),
+                                     .stride = view.token_stride,
+                                     .count = this->keys.count,
+                                     .dim = this->problem.key_dim};
+        };
         store_key_gradient(this->sizes, this->keys.q, this->keys.q_inverse, normalised, sums.dq,
-                           this->keys.count, this->problem.key_dim,
-                           at_token<Input>(request.dq, token, key_head), request.dq.token_stride);
+                           rows_of(request.dq));
         store_key_gradient(this->sizes, this->keys.k, this->keys.k_inverse, normalised, sums.dk,
-                           this->keys.count, this->problem.key_dim,
-                           at_token<Input>(request.dk, token, key_head), request.dk.token_stride);
+                           rows_of(request.dk));
     }
 
     void head_step(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
         BackwardScratch<Engine>& products = this->gradient_scratch;
         State<Engine>& gradient = this->gradients[i];
-        const ChunkRecord<Engine>& record = records[i][c % kCheckpointChunks];
+        const ChunkRecord<Engine>& record = this->records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, products.values);
-        this->load_output_gradient(request.d_o, c, i);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        const OutputRows<Input> dv = this->template output_rows<Input>(request.dv, c, i);
+        pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
+                             this->output_gradient_rows(request.d_o, c, i), products);
         read_gradient(this->sizes, this->keys, this->head, gradient, products);
-        sum_writes(this->sizes, this->keys, record, gradient, products);
-        solved_gradient(this->sizes, this->keys, this->head, gradient, this->scratch.ones,
-                        products);
+        sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), gradient,
+                   products);
+        solved_gradient(
+            this->sizes, this->keys, this->head, gradient,
+            [dv, beta = this->head.beta](int r, int j, Vec dr) { dv.put(r, j, beta[r] * dr); },
+            products);
         gradient_products(this->sizes, this->keys, record, gradient, products);
-        sum_rows(this->problem, this->sizes, this->keys, this->head, products, !record.zero_state,
-                 !gradient.zero, sums, dbeta);
-        sum_pairs(this->problem, this->sizes, this->keys, this->head, products, sums, dbeta);
+        sum_rows(
+            this->problem, this->sizes, this->keys, this->head, v, products,
+            {.is_first = i == 0, .has_state = !record.zero_state, .has_gradient = !gradient.zero},
+            sums, dbeta);
+        sum_pairs(this->problem, this->sizes, this->keys, this->head, products, i == 0, sums,
+                  dbeta);
         double through = 0;
         if (!gradient.zero && !record.zero_state) {
             through = static_cast<double>(this->head.decay) *
@@ -125,25 +103,11 @@ struct BackwardWalk : StateGradientWalk<Engine, Input> {
         }
         sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
                                this->chunks.token(c), this->value_head(i));
-        store_head_gradients(request, c, i);
-        update_gradient(this->problem, this->sizes, this->keys, this->head, gradient, products);
-    }
-
-    /// dv = beta dR, and dbeta.
-    void store_head_gradients(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
-        const std::int64_t token = this->chunks.token(c), owner = this->value_head(i);
-        float* dv = this->scratch.outputs;
-        const int row = this->sizes.value_row;
         for (int r = 0; r < this->keys.count; ++r) {
-            *at_token<float>(request.dbeta, token + r, owner) = dbeta[r];
-            const Vec beta = broadcast(this->head.beta[r]);
-            for (int j = 0; j < this->sizes.values; j += kLanes) {
-                store(dv + r * row + j, beta * load(this->gradient_scratch.solved + r * row + j));
-            }
+            *at_token<float>(request.dbeta, this->chunks.token(c) + r, this->value_head(i)) =
+                dbeta[r];
         }
-        store_rows(dv, row, this->keys.count, this->columns,
-                   at_token<Input>(request.dv, token, owner) + this->task.column_begin,
-                   request.dv.token_stride);
+        update_gradient(this->sizes, this->keys, this->head, gradient, products);
     }
 };
 

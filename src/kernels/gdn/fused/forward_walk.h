@@ -21,9 +21,12 @@ struct OutputWalk : Walk<Engine, Input> {
             this->load_state(states[i], this->state_of(this->task.start, i));
         }
         for (std::int64_t c = 0; c < this->chunks.size(); ++c) {
-            this->prefetch_inputs(c + 1, true);
-            this->template prefetch<true, Input>(forward.o, c, this->problem.group,
-                                                 this->problem.value_dim);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c + 1);
+            this->look_ahead_at_keys(this->problem.q, c + 1);
+            this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
+            this->template look_ahead_at_values<float>(forward.new_values, c + 1);
+            this->template look_ahead_at_values<Input>(forward.o, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c > 0 && c % kCheckpointChunks == 0) {
@@ -42,15 +45,16 @@ struct OutputWalk : Walk<Engine, Input> {
   private:
     void step(const GdnForwardTask& forward, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, this->scratch.values);
-        new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch);
-        store_rows(this->scratch.outputs, this->sizes.value_row, this->keys.count, this->columns,
-                   at_token<Input>(forward.o, this->chunks.token(c), this->value_head(i)) +
-                       this->task.column_begin,
-                   forward.o.token_stride);
-        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
-                     states[i], this->scratch);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        const auto new_rows = this->template output_rows<float>(forward.new_values, c, i);
+        new_values<true>(
+            this->sizes, this->keys, this->head, states[i],
+            [v](int r, int j) { return load(v.row(r) + j); },
+            [new_rows](int r, int j, Vec d) { new_rows.put(r, j, d); }, this->scratch);
+        outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch,
+                this->template output_rows<Input>(forward.o, c, i));
+        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
+                     this->scratch);
     }
 };
 
@@ -80,7 +84,9 @@ struct SummaryWalk : Walk<Engine, Input> {
             first = summary.first_chunks[i] < first ? summary.first_chunks[i] : first;
         }
         for (std::int64_t c = first; c < this->chunks.size(); ++c) {
-            this->prefetch_inputs(c + 1, false);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c + 1);
+            this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kStates);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c >= summary.first_chunks[i]) {
@@ -100,16 +106,17 @@ struct SummaryWalk : Walk<Engine, Input> {
   private:
     void step(std::int64_t c, std::int64_t i, bool has_map) {
         this->fill_head(c, i);
-        this->load_values(this->problem.v, c, i, this->scratch.values);
-        new_values(this->sizes, this->keys, this->head, states[i], this->scratch.values);
-        write_values(this->sizes, this->keys, this->head, states[i].values, this->scratch.values,
-                     states[i], this->scratch);
+        const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
+        new_values<false>(
+            this->sizes, this->keys, this->head, states[i],
+            [v](int r, int j) { return load(v.row(r) + j); }, [](int, int, Vec) {}, this->scratch);
+        write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
+                     this->scratch);
         if (has_map) {
-            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, map_scratch.values,
-                      map_sizes.value_row, this->keys.rows, map_sizes.values);
-            new_values(map_sizes, this->keys, this->head, maps[i], map_scratch.values);
-            write_values(map_sizes, this->keys, this->head, maps[i].values, map_scratch.values,
-                         maps[i], map_scratch);
+            new_values<false>(
+                map_sizes, this->keys, this->head, maps[i], [](int, int) { return Vec{}; },
+                [](int, int, Vec) {}, map_scratch);
+            write_values(map_sizes, this->keys, this->head, maps[i].values, maps[i], map_scratch);
         }
     }
 };

@@ -125,12 +125,16 @@ class FusedCall final : public GdnCall {
         checkpoints_ = at::empty(
             {num_checkpoints_, problem_.value_heads(), problem_.key_dim(), problem_.value_dim()},
             g_.options());
+        new_values_ =
+            at::empty({problem_.value_heads(), v_.size(0), problem_.value_dim()}, g_.options())
+                .transpose(0, 1);
         run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.start = states_at(S_start_, segment, task.key_head);
             task.end = states_at(result.S_end, segment, task.key_head);
             const GdnForwardTask forward{
                 .task = task,
                 .o = view_of(result.o),
+                .new_values = view_of(new_values_),
                 .checkpoints = checkpoint_at(checkpoints_, segment, task.key_head),
                 .checkpoint_stride = checkpoints_.stride(0)};
             kernels_.forward(view_, forward, workspace);
@@ -236,6 +240,7 @@ class FusedCall final : public GdnCall {
                                                 GdnGradients& result) const {
         return {.task = task,
                 .d_o = upstream.d_o.defined() ? view_of(upstream.d_o) : GdnView{},
+                .new_values = view_of(new_values_),
                 .dq = view_of(result.dq),
                 .dk = view_of(result.dk),
                 .dv = view_of(result.dv),
@@ -373,6 +378,7 @@ class FusedCall final : public GdnCall {
     std::vector<std::int64_t> first_checkpoint_;  // of each segment
     std::int64_t num_checkpoints_ = 0;
     at::Tensor checkpoints_;  // [num_checkpoints, Hv, K, V]
+    at::Tensor new_values_;   // [T, Hv, V], a head's rows next to each other
     at::Tensor S_start_;
     mutable std::optional<ChunkWindows> windows_;
 };

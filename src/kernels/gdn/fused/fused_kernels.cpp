@@ -46,9 +46,6 @@ void run(const GdnProblemView& problem, const GdnTask& range, const auto& task, 
     const FlushDenormals flush;
     Workspace space(block);
     SomeWalk<Engine, Input> walk(problem, range, space);
-    for (int i = 0; i < walk.sizes.tokens; ++i) {
-        walk.scratch.ones[i] = 1.0F;
-    }
     Engine::begin();
     walk.run(task);
     Engine::end();

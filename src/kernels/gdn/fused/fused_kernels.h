@@ -43,6 +43,7 @@ struct GdnTask {
 struct GdnForwardTask {
     GdnTask task;
     GdnView o = {};                // [T, Hv, V] in v's type
+    GdnView new_values = {};       // fp32 [T, Hv, V]: D of docs/kernels.md, for backward
     float* checkpoints = nullptr;  // states at every kCheckpointTokens but the first, [n, Hv, K, V]
     std::int64_t checkpoint_stride = 0;  // from one to the next
 };
@@ -62,6 +63,7 @@ struct GdnBackwardTask {
     const float* d_end = nullptr;        // gradients of the end states, strides as the states
     const float* checkpoints = nullptr;  // as forward wrote them
     std::int64_t checkpoint_stride = 0;
+    GdnView new_values = {};
     GdnView dq = {}, dk = {}, dv = {};  // as q, k, v
     GdnView dg = {}, dbeta = {};        // fp32 [T, Hv]
 };

@@ -40,7 +40,7 @@ struct HeadChunk {
         system = space.take<float>(square);
     }
 
-    /// Gates of the tokens token .. token + count - 1, from the products in `keys`.
+    /// Gates of the tokens token .. token + count - 1, and from the products in `keys` the squares.
     template <typename Engine>
     void fill(const GdnProblemView& problem,
               const ChunkSizes& sizes,
@@ -48,6 +48,17 @@ struct HeadChunk {
               std::int64_t head,
               std::int64_t token) {
         alignas(64) double b[kMostChunkTokens];
+        fill_gates(problem, keys, head, token, b);
+        fill_squares(sizes, keys, b);
+    }
+
+    /// Gates alone; b: their sums.
+    template <typename Engine>
+    void fill_gates(const GdnProblemView& problem,
+                    const KeyChunk<Engine>& keys,
+                    std::int64_t head,
+                    std::int64_t token,
+                    double* b) {
         alignas(64) float sums[kMostChunkTokens], remaining[kMostChunkTokens];
         double sum = 0;
         for (int i = 0; i < keys.rows; ++i) {
@@ -68,7 +79,6 @@ struct HeadChunk {
             store(to_end + i, bounded_exp(load(remaining + i)));
         }
         decay = bounded_exp(broadcast(static_cast<float>(sum)))[0];
-        fill_squares(sizes, keys, b);
     }
 
   private:
@@ -80,9 +90,12 @@ struct HeadChunk {
         for (int i = 0; i < kLanes; ++i) {
             lane[i] = i;
         }
-        for (int i = 0; i < keys.rows; ++i) {
-            const int row = i * sizes.token_row;
-            for (int j = 0; j < keys.rows; j += kLanes) {
+        const int rows = keys.rows, stride = sizes.token_row;
+        const float *betas = beta, *kk = keys.kk;
+        float *to_gam = gam, *to_system = system;
+        for (int i = 0; i < rows; ++i) {
+            const int row = i * stride;
+            for (int j = 0; j < rows; j += kLanes) {
                 Vec decays = {}, below = {};
                 if (j <= i) {
                     VecDouble later;
@@ -90,10 +103,10 @@ struct HeadChunk {
                     const Vec difference = __builtin_convertvector(b[i] - later, Vec);
                     const VecInt column = lane + j;
                     decays = bounded_exp(select(column <= i, difference, broadcast(-1000.0F)));
-                    below = select(column < i, beta[i] * decays * load(keys.kk + row + j), Vec{});
+                    below = select(column < i, betas[i] * decays * load(kk + row + j), Vec{});
                 }
-                store(gam + row + j, decays);
-                store(system + row + j, below);
+                store(to_gam + row + j, decays);
+                store(to_system + row + j, below);
             }
         }
     }

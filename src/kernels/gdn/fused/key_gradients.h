@@ -7,29 +7,24 @@ namespace hybridcp::HCP_ISA {
 
 /// dx of x / |x|, rounded to the output's type. `dx` is the gradient of the normalised `x`.
 template <typename Output>
-HCP_STAGE void store_key_gradient(const ChunkSizes& sizes,
+HCP_STAGE void store_key_gradient(ChunkSizes sizes,
                                   const float* x,
                                   const float* inverse,
                                   bool normalised,
-                                  float* dx,
-                                  int count,
-                                  int dim,
-                                  Output* to,
-                                  std::int64_t stride) {
-    for (int i = 0; normalised && i < count; ++i) {
-        const float* x_row = x + i * sizes.key_row;
-        float* dx_row = dx + i * sizes.key_row;
-        const Vec along = broadcast(dot(x_row, dx_row, sizes.keys));
+                                  const float* dx,
+                                  OutputRows<Output> to) {
+    for (int i = 0; i < to.count; ++i) {
+        const float *x_row = x + i * sizes.key_row, *dx_row = dx + i * sizes.key_row;
+        const Vec along = normalised ? broadcast(dot(x_row, dx_row, sizes.keys)) : Vec{};
         for (int c = 0; c < sizes.keys; c += kLanes) {
-            store(dx_row + c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
+            to.put(i, c, inverse[i] * (load(dx_row + c) - along * load(x_row + c)));
         }
     }
-    store_rows(dx, sizes.key_row, count, dim, to, stride);
 }
 
 /// Adds dP K to dq and dP^T Q + (dN + dN^T) K to dk.
 template <typename Engine>
-HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
+HCP_STAGE void add_pair_products(ChunkSizes sizes,
                                  const KeyChunk<Engine>& keys,
                                  BackwardScratch<Engine>& scratch,
                                  KeyGradients& sums) {
@@ -49,7 +44,7 @@ HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
         }
     }
     const auto add_to = [&](float* to) {
-        return [=, &sizes](int i, int j, Vec first, Vec second) {
+        return [=](int i, int j, Vec first, Vec second) {
             float* at = to + i * sizes.key_row + j;
             store(at, load(at) + first);
             store(at + sizes.key_row, load(at + sizes.key_row) + second);
@@ -57,17 +52,26 @@ HCP_STAGE void add_pair_products(const ChunkSizes& sizes,
     };
     const int half = keys.rows / Engine::kPerUnit;
     Engine::multiply(
-        rows_left<Engine>(dp_rows, elements), {keys.tokens + half * kPanel, keys.tokens_panel()},
-        keys.rows, sizes.keys,
+        {.left = rows_left<Engine>(dp_rows, elements),
+         .right = {keys.tokens + half * kPanel, keys.tokens_panel()},
+         .rows = keys.rows,
+         .columns = sizes.keys,
+         .ahead = keys.ahead},
         [&](int i) {
             return DepthRange{0, round_up(i + Engine::kRows, Engine::kPerUnit) / Engine::kPerUnit};
         },
         add_to(sums.dq));
     pack_transposed_left<Engine>(sums.dp, row, 2 * keys.rows, keys.rows, scratch.pairs_transposed);
     Engine::multiply(
-        transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
-        {keys.tokens, keys.tokens_panel()}, keys.rows, sizes.keys,
-        [&](int) { return DepthRange{0, 2 * half}; }, add_to(sums.dk));
+        {.left = transposed_left<Engine>(scratch.pairs_transposed, 2 * keys.rows, keys.rows),
+         .right = {keys.tokens, keys.tokens_panel()},
+         .rows = keys.rows,
+         .columns = sizes.keys,
+         .ahead = keys.ahead},
+        [&](int i) {  // dP^T is upper triangular
+            return DepthRange{i / Engine::kPerUnit, 2 * half};
+        },
+        add_to(sums.dk));
 }
 
 }  // namespace hybridcp::HCP_ISA

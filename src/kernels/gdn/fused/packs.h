@@ -15,46 +15,41 @@ HCP_INLINE VecUint element_units(const float* x) {
     if constexpr (Engine::kPerUnit == 1) {
         return std::bit_cast<VecUint>(load(x));
     } else {
-#if defined(__AVX512BF16__)
-        return std::bit_cast<VecUint>(_mm512_cvtne2ps_pbh(std::bit_cast<__m512>(load(x + kLanes)),
-                                                          std::bit_cast<__m512>(load(x))));
-#else
-        Bf16 narrow[2 * kLanes];
-        store(narrow, load(x));
-        store(narrow + kLanes, load(x + kLanes));
-        VecUint units;
-        std::memcpy(&units, narrow, sizeof(units));
-        return units;
-#endif
+        return narrowed_row(load(x), load(x + kLanes));
     }
 }
 
-/// Right operand whose depth is the rows of x [rows, columns]: columns in panels of `depth` units.
-/// Each row is first scaled by scale[row].
+/// Where the units of row r, column c lie in a right operand whose depth is the rows.
 template <typename Engine>
-HCP_STAGE void pack_rows_as_depth(const float* x,
-                                  int row_stride,
-                                  const float* scale,
-                                  int rows,
-                                  int columns,
-                                  std::uint32_t* to,
-                                  int panel_stride) {
-    constexpr int per_unit = Engine::kPerUnit;
-    for (int r = 0; r < rows; r += per_unit) {
-        const Vec first_scale = broadcast(scale[r]),
-                  second_scale = broadcast(scale[r + per_unit - 1]);
-        const float* row = x + r * row_stride;
-        for (int c = 0; c < columns; c += kLanes) {
-            const Vec first = load(row + c) * first_scale;
-            VecUint units;
-            if constexpr (per_unit == 1) {
-                units = std::bit_cast<VecUint>(first);
-            } else {
-                units = pair_units(first, load(row + row_stride + c) * second_scale);
-            }
-            store_units(to + (c / kPanel) * panel_stride + r / per_unit * kPanel + c % kPanel,
-                        units);
+HCP_INLINE std::uint32_t* unit_of_row(std::uint32_t* units, int panel_stride, int r, int c) {
+    return units + (c / kPanel) * panel_stride + r / Engine::kPerUnit * kPanel + c % kPanel;
+}
+
+/// Two rows of two vectors there; `to` is that of the first row.
+template <typename Engine>
+HCP_INLINE void store_row_pair(std::uint32_t* to, const Vec* first, const Vec* second) {
+    if constexpr (Engine::kPerUnit == 1) {
+        for (int n = 0; n < 2; ++n) {
+            store_units(to + n * kLanes, std::bit_cast<VecUint>(first[n]));
+            store_units(to + kPanel + n * kLanes, std::bit_cast<VecUint>(second[n]));
         }
+    } else {
+        VecUint pairs[2];
+        interleave(narrowed_row(first[0], first[1]), narrowed_row(second[0], second[1]), pairs);
+        store_units(to, pairs[0]);
+        store_units(to + kLanes, pairs[1]);
+    }
+}
+
+/// Two vectors of a row as elements.
+template <typename Engine>
+HCP_INLINE void store_elements(typename Engine::Element* to, const Vec* row) {
+    if constexpr (Engine::kPerUnit == 1) {
+        store(to, row[0]);
+        store(to + kLanes, row[1]);
+    } else {
+        const VecUint units = narrowed_row(row[0], row[1]);
+        std::memcpy(to, &units, sizeof(units));
     }
 }
 
@@ -109,16 +104,19 @@ HCP_STAGE void pack_transposed_left(
 template <typename Engine>
 HCP_INLINE LeftOperand transposed_left(const std::uint32_t* units, int depth, int rows) {
     if constexpr (Engine::kTiles) {
-        return {units, depth / Engine::kPerUnit, 1};
+        const int row = depth / Engine::kPerUnit;
+        return {.units = units, .row_stride = row, .unit_stride = 1, .panel_stride = kPanel * row};
     } else {
-        return {units, 1, rows};
+        return {.units = units, .row_stride = 1, .unit_stride = rows, .panel_stride = kPanel};
     }
 }
 
 /// Rows of elements as a left operand.
 template <typename Engine>
 HCP_INLINE LeftOperand rows_left(const typename Engine::Element* x, int row_stride) {
-    return {as_units(x), row_stride / Engine::kPerUnit, 1};
+    const int row = row_stride / Engine::kPerUnit;
+    return {
+        .units = as_units(x), .row_stride = row, .unit_stride = 1, .panel_stride = kPanel * row};
 }
 
 }  // namespace hybridcp::HCP_ISA

@@ -5,50 +5,9 @@
 // masks, converts and stores.
 #pragma once
 
-#include "kernels/simd/bf16.h"
+#include "kernels/gdn/fused/operands.h"
 
 namespace hybridcp::HCP_ISA {
-
-/// Unit u of row i at units[i * row_stride + u * unit_stride]: rows as they lie (unit_stride 1), or
-/// a transposed operand read from token-major units (row_stride 1).
-struct LeftOperand {
-    const std::uint32_t* units;
-    int row_stride;
-    int unit_stride;
-};
-
-/// Columns of a panel: right operands and states are stored as [columns / 32][rows][32], since rows
-/// that lie a power of two apart would share a few sets of the first-level cache.
-inline constexpr int kPanel = 32;
-
-/// Unit u of column j at units[(j / 32) * panel_stride + u * 32 + j % 32].
-struct RightOperand {
-    const std::uint32_t* units;
-    int panel_stride;
-};
-
-struct DepthRange {
-    int begin, end;  // in units
-};
-
-HCP_INLINE int round_up(int x, int multiple) {
-    return (x + multiple - 1) / multiple * multiple;
-}
-
-/// The unit at x in every lane.
-HCP_INLINE VecUint broadcast_unit(const std::uint32_t* x) {
-    return *x - VecUint{};
-}
-
-HCP_INLINE VecUint load_units(const std::uint32_t* x) {
-    VecUint v;
-    std::memcpy(&v, x, sizeof(v));
-    return v;
-}
-
-HCP_INLINE void store_units(std::uint32_t* x, VecUint v) {
-    std::memcpy(x, &v, sizeof(v));
-}
 
 struct Fp32Arithmetic {
     using Element = float;
@@ -81,56 +40,75 @@ struct SimdEngine : Arithmetic {
     static constexpr int kVectors = 2;
     static constexpr int kRowMultiple = 16;  // rows of a product, and lanes of a transpose
     static constexpr int kChunk = 32;
+    static constexpr int kRowsAhead = kLanes == 16 ? 2 : 1;  // asked for in each block
 
     static void begin() {}
     static void end() {}
 
     /// epilogue(i, j, first, second): columns j .. j + kLanes - 1 of the rows i and i + 1.
-    /// `depth(i)` is the range of units that rows i .. i + kRows - 1 need. rows: a multiple of
-    /// kRowMultiple; columns: of 32.
+    /// `depth(i)` is the range of units that rows i .. i + kRows - 1 need.
     template <typename Depth, typename Epilogue>
-    static HCP_INLINE void multiply(LeftOperand left,
-                                    RightOperand right,
-                                    int rows,
-                                    int columns,
-                                    Depth depth,
-                                    Epilogue epilogue) {
-        for (int j = 0; j < columns; j += kVectors * kLanes) {
-            for (int i = 0; i < rows; i += kRows) {
-                block(left, right, i, j, depth(i), epilogue);
+    static HCP_INLINE void multiply(const Product& product, Depth depth, Epilogue epilogue) {
+        for (int j = 0; j < product.columns; j += kVectors * kLanes) {
+            for (int i = 0; i < product.rows; i += kRows) {
+                for (int n = 0; n < kRowsAhead; ++n) {
+                    product.ahead.ask();
+                }
+                const int row = product.triangle == 0 ? product.columns : i % product.triangle;
+                if (j >= row + kRows) {
+                    continue;
+                }
+                if (j + kLanes >= row + 2 * kRows) {  // twice the rows, half the columns
+                    block<2 * kRows, 1>(product, i, j, depth(i), epilogue);
+                    i += kRows;
+                } else {
+                    block<kRows, kVectors>(product, i, j, depth(i), epilogue);
+                }
             }
         }
     }
 
   private:
-    template <typename Epilogue>
+    template <int Rows, int Vectors, typename Epilogue>
     static HCP_INLINE void block(
-        LeftOperand left, RightOperand right, int i, int j, DepthRange depth, Epilogue& epilogue) {
-        Vec sums[kRows][kVectors] = {};
-        const std::uint32_t* a = left.units + i * left.row_stride + depth.begin * left.unit_stride;
-        const std::uint32_t* b =
-            right.units + (j / kPanel) * right.panel_stride + depth.begin * kPanel + j % kPanel;
+        const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
+        const std::int64_t unit = product.left.unit_stride, row = product.left.row_stride;
+        const std::int64_t third = 3 * row;
+        Vec sums[Rows][Vectors] = {};
+        // A pointer to every fourth row: the others are reached from it without one of their own,
+        // of which there would be too few registers.
+        const std::uint32_t* fourth[Rows / 4];
+#pragma GCC unroll 4
+        for (int m = 0; m < Rows; m += 4) {
+            fourth[m / 4] = product.left.row(i) + m * row + depth.begin * unit;
+        }
+        const std::uint32_t* b = product.right.units + (j / kPanel) * product.right.panel_stride +
+                                 depth.begin * kPanel + j % kPanel;
         for (int u = depth.begin; u < depth.end; ++u) {
-            VecUint columns[kVectors];
-#pragma GCC unroll 8
-            for (int n = 0; n < kVectors; ++n) {
+            VecUint columns[Vectors];
+#pragma GCC unroll 16
+            for (int n = 0; n < Vectors; ++n) {
                 columns[n] = load_units(b + n * kLanes);
             }
-#pragma GCC unroll 8
-            for (int m = 0; m < kRows; ++m) {
-                const VecUint row = broadcast_unit(a + m * left.row_stride);
-#pragma GCC unroll 8
-                for (int n = 0; n < kVectors; ++n) {
-                    sums[m][n] = Arithmetic::multiply_add(sums[m][n], row, columns[n]);
+#pragma GCC unroll 16
+            for (int m = 0; m < Rows; ++m) {
+                const VecUint left =
+                    broadcast_unit(fourth[m / 4] + (m % 4 == 3 ? third : m % 4 * row));
+#pragma GCC unroll 16
+                for (int n = 0; n < Vectors; ++n) {
+                    sums[m][n] = Arithmetic::multiply_add(sums[m][n], left, columns[n]);
                 }
             }
-            a += left.unit_stride;
+#pragma GCC unroll 4
+            for (auto& pointer : fourth) {
+                pointer += unit;
+            }
             b += kPanel;
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < kRows; m += 2) {
-#pragma GCC unroll 8
-            for (int n = 0; n < kVectors; ++n) {
+#pragma GCC unroll 16
+        for (int m = 0; m < Rows; m += 2) {
+#pragma GCC unroll 16
+            for (int n = 0; n < Vectors; ++n) {
                 epilogue(i + m, j + n * kLanes, sums[m][n], sums[m + 1][n]);
             }
         }

@@ -8,9 +8,11 @@ namespace hybridcp::HCP_ISA {
 inline constexpr int kSolveRows = 4;
 inline constexpr int kSolveVectors = 2;
 
-/// x <- (I + L)^-1 x for x [rows, columns] fp32.
-HCP_STAGE void solve(
-    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
+/// x <- (I + L)^-1 x for x [rows, columns] fp32. done(i, c, first, second) gets the solved rows i
+/// and i + 1, two vectors each from column c on.
+template <typename Done>
+HCP_INLINE void solve(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns, Done done) {
     for (int c = 0; c < columns; c += kSolveVectors * kLanes) {
         for (int i = 0; i < rows; i += kSolveRows) {
             const float* factors = system + i * system_row;
@@ -40,13 +42,18 @@ HCP_STAGE void solve(
                     store(x + (i + m) * x_row + c + n * kLanes, sums[m][n]);
                 }
             }
+#pragma GCC unroll 2
+            for (int m = 0; m < kSolveRows; m += 2) {
+                done(i + m, c, sums[m], sums[m + 1]);
+            }
         }
     }
 }
 
-/// x <- (I + L)^-T x.
-HCP_STAGE void solve_transposed(
-    const float* system, int system_row, float* x, int x_row, int rows, int columns) {
+/// x <- (I + L)^-T x; done as above, later rows first.
+template <typename Done>
+HCP_INLINE void solve_transposed(
+    const float* system, int system_row, float* x, int x_row, int rows, int columns, Done done) {
     for (int c = 0; c < columns; c += kSolveVectors * kLanes) {
         for (int i = rows - kSolveRows; i >= 0; i -= kSolveRows) {
             Vec sums[kSolveRows][kSolveVectors];
@@ -75,6 +82,10 @@ HCP_STAGE void solve_transposed(
                     }
                     store(x + (i + m) * x_row + c + n * kLanes, sums[m][n]);
                 }
+            }
+#pragma GCC unroll 2
+            for (int m = 0; m < kSolveRows; m += 2) {
+                done(i + m, c, sums[m], sums[m + 1]);
             }
         }
     }

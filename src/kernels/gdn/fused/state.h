@@ -8,24 +8,16 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 struct State {
     float* values;         // [V / 32][K][32]
-    std::uint32_t* right;  // right operand, depth K, columns V; `values` itself for fp32
+    std::uint32_t* right;  // right operand, depth K, columns V; `values` itself for fp32; or null
     bool zero = true;      // nothing was written yet
 
     State() = default;
-    /// Without values of its own: `values` is set by the user (fp32 needs no `right`).
-    static State borrowed(Workspace& space, const ChunkSizes& sizes) {
+    /// Values alone, which no product reads.
+    static State without_operand(float* of) {
         State state;
-        state.values = nullptr;
-        state.right = Engine::kPerUnit == 2
-                          ? space.take<std::uint32_t>(sizes.keys * sizes.values / 2)
-                          : nullptr;
+        state.values = of;
+        state.right = nullptr;
         return state;
-    }
-    void borrow(float* of) {
-        values = of;
-        if constexpr (Engine::kPerUnit == 1) {
-            right = reinterpret_cast<std::uint32_t*>(of);
-        }
     }
     State(Workspace& space, const ChunkSizes& sizes) {
         values = space.take<float>(sizes.keys * sizes.values);
@@ -44,12 +36,14 @@ struct State {
         return values + (v / kPanel) * sizes.keys * kPanel + k * kPanel + v % kPanel;
     }
 
-    /// Rows i and i + 1 of columns j .. of the state become first and second.
+    /// Rows i and i + 1 of columns j .. of the state become first and second, in `right` too where
+    /// there is one.
+    template <bool WithOperand = true>
     HCP_INLINE void set(const ChunkSizes& sizes, int i, int j, Vec first, Vec second) {
         float* to = at(values, sizes, i, j);
         store(to, first);
         store(to + kPanel, second);
-        if constexpr (Engine::kPerUnit == 2) {
+        if constexpr (Engine::kPerUnit == 2 && WithOperand) {
             store_units(
                 right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel + j % kPanel,
                 pair_units(first, second));
@@ -57,20 +51,24 @@ struct State {
     }
 
     /// From the first `key_dim` rows and `columns` columns of a matrix; null for zeros.
-    void load_from(
-        const ChunkSizes& sizes, const float* from, int row_stride, int key_dim, int columns) {
-        zero = from == nullptr;
-        for (int j = 0; j < sizes.values; j += kLanes) {
-            for (int i = 0; i < sizes.keys; i += 2) {
+    void load_from(ChunkSizes sizes, const float* from, int row_stride, int key_dim, int columns) {
+        const bool all_zero = zero = from == nullptr;
+        State target = *this;                      // no store can alias it
+        for (int i = 0; i < sizes.keys; i += 2) {  // in the order of memory
+            for (int j = 0; j < sizes.values; j += kLanes) {
                 Vec rows[2] = {};
                 for (int m = 0; m < 2; ++m) {
                     const int rest = columns - j;
-                    if (!zero && i + m < key_dim && rest > 0) {
+                    if (!all_zero && i + m < key_dim && rest > 0) {
                         const float* row = from + static_cast<std::int64_t>(i + m) * row_stride + j;
                         rows[m] = rest >= kLanes ? load(row) : load_part(row, rest);
                     }
                 }
-                set(sizes, i, j, rows[0], rows[1]);
+                if (target.right != nullptr) {
+                    target.set(sizes, i, j, rows[0], rows[1]);
+                } else {
+                    target.template set<false>(sizes, i, j, rows[0], rows[1]);
+                }
             }
         }
     }
@@ -87,11 +85,11 @@ struct State {
         }
     }
 
-    void store_to(
-        const ChunkSizes& sizes, float* to, int row_stride, int key_dim, int columns) const {
+    void store_to(ChunkSizes sizes, float* to, int row_stride, int key_dim, int columns) const {
+        const float* from = values;
         for (int i = 0; i < key_dim; ++i) {
             for (int j = 0; j < columns; j += kLanes) {
-                const Vec v = load(at(values, sizes, i, j));
+                const Vec v = load(at(from, sizes, i, j));
                 float* row = to + static_cast<std::int64_t>(i) * row_stride + j;
                 if (columns - j >= kLanes) {
                     store(row, v);
@@ -103,7 +101,7 @@ struct State {
     }
 
     /// Right operand of the transposed values: depth V, columns K.
-    __attribute__((noinline)) static void pack_transposed(const ChunkSizes& sizes,
+    __attribute__((noinline)) static void pack_transposed(ChunkSizes sizes,
                                                           const float* values,
                                                           std::uint32_t* to) {
         const int panel = transposed_panel(sizes);

@@ -12,9 +12,11 @@ template <typename Engine, typename Input>
 struct StateGradientWalk : Walk<Engine, Input> {
     BackwardScratch<Engine> gradient_scratch;
     State<Engine> gradients[kMostValueHeads];
+    Input* d_o_copy;  // [C, V]
 
     StateGradientWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
+        d_o_copy = space.take<Input>(this->sizes.tokens * this->sizes.value_row);
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
             gradients[i] = State<Engine>(space, this->sizes);
         }
@@ -30,9 +32,10 @@ struct StateGradientWalk : Walk<Engine, Input> {
             last = count(i) > last ? count(i) : last;
         }
         for (std::int64_t c = last - 1; c >= 0; --c) {
-            this->prefetch_inputs(c - 1, true);
-            this->template prefetch<false, Input>(request.d_o, c - 1, this->problem.group,
-                                                  this->problem.value_dim);
+            this->keys.ahead.finish();
+            this->look_ahead_at_keys(this->problem.k, c - 1);
+            this->look_ahead_at_keys(this->problem.q, c - 1);
+            this->template look_ahead_at_values<Input>(request.d_o, c - 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (c < count(i)) {
@@ -45,25 +48,26 @@ struct StateGradientWalk : Walk<Engine, Input> {
         }
     }
 
-    /// Rows of dO, or zeros, into gradient_scratch.d_o.
-    void load_output_gradient(const GdnView& d_o, std::int64_t c, std::int64_t i) {
+    /// Rows of dO, or zeros.
+    [[nodiscard]] TokenRows<Input> output_gradient_rows(const GdnView& d_o,
+                                                        std::int64_t c,
+                                                        std::int64_t i) const {
         if (d_o.data != nullptr) {
-            this->load_values(d_o, c, i, gradient_scratch.d_o);
-        } else {
-            load_rows(static_cast<const float*>(nullptr), 0, 0, 0, gradient_scratch.d_o,
-                      this->sizes.value_row, this->keys.rows, this->sizes.values);
+            return this->value_rows(d_o, c, i, d_o_copy);
         }
+        return whole_rows<Input>({nullptr, 0}, 0, 0, d_o_copy, this->keys.rows, this->sizes.values);
     }
 
   private:
     void step(const GdnStateGradientTask& request, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
-        load_output_gradient(request.d_o, c, i);
+        pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
+                             output_gradient_rows(request.d_o, c, i), gradient_scratch);
         read_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
-        solved_gradient(this->sizes, this->keys, this->head, gradients[i], this->scratch.ones,
-                        gradient_scratch);
-        update_gradient(this->problem, this->sizes, this->keys, this->head, gradients[i],
-                        gradient_scratch);
+        solved_gradient(
+            this->sizes, this->keys, this->head, gradients[i], [](int, int, Vec) {},
+            gradient_scratch);
+        update_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
         if (request.checkpoints != nullptr && c > 0 && c % kCheckpointChunks == 0) {
             float* to =
                 request.checkpoints + (c / kCheckpointChunks - 1) * request.checkpoint_stride;

@@ -5,28 +5,23 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// A product left right of [K, depth] and [depth, V]; `depth` in elements.
-struct StateProduct {
-    LeftOperand left;
-    RightOperand right;
-    int depth;
-};
-
-/// H <- decay H + the product. The old values are read at `old`, which may be the state's own.
-template <typename Engine>
-HCP_STAGE void update_state(const ChunkSizes& sizes,
+/// H <- decay H + a product [K, V] whose depth is `depth` elements. The old values are read at
+/// `old`, which may be the state's own.
+template <bool WithOperand = true, typename Engine>
+HCP_STAGE void update_state(ChunkSizes sizes,
                             const float* old,
                             State<Engine>& state,
                             float decay,
-                            const StateProduct& product) {
-    const int units = product.depth / Engine::kPerUnit;
+                            const Product& product,
+                            int depth) {
+    const int units = depth / Engine::kPerUnit;
+    State<Engine> target = state;
     Engine::multiply(
-        product.left, product.right, sizes.keys, sizes.values,
-        [&](int) { return DepthRange{0, units}; },
+        product, [&](int) { return DepthRange{0, units}; },
         [&](int i, int j, Vec first, Vec second) {
             const float* from = State<Engine>::at(old, sizes, i, j);
-            state.set(sizes, i, j, decay * load(from) + first,
-                      decay * load(from + kPanel) + second);
+            target.template set<WithOperand>(sizes, i, j, decay * load(from) + first,
+                                             decay * load(from + kPanel) + second);
         });
     state.zero = false;
 }
@@ -34,7 +29,7 @@ HCP_STAGE void update_state(const ChunkSizes& sizes,
 /// <H, dH'>: short fp32 sums, added up in fp64, since the whole is often far smaller than its
 /// terms. fp32 whatever the operands: in bf16 it would be the largest error of dg.
 template <typename Engine>
-HCP_STAGE double state_product(const ChunkSizes& sizes, const float* state, const float* gradient) {
+HCP_STAGE double state_product(ChunkSizes sizes, const float* state, const float* gradient) {
     constexpr std::int64_t short_sum = 1024;  // sizes are multiples of a panel squared
     VecDouble total = {};
     const std::int64_t size = State<Engine>::size(sizes);

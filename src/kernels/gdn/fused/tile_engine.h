@@ -86,26 +86,27 @@ struct TileEngine : Bf16Arithmetic {
     static constexpr int kRows = 2 * kTileRows;
     static constexpr int kRowMultiple = kRows;
     static constexpr int kChunk = 32;
+    static constexpr int kRowsAhead = 6;  // asked for in each block
 
     static void begin() { configure_tiles(); }
     static void end() { release_tiles(); }
 
     /// As SimdEngine's; left.unit_stride is 1.
     template <typename Depth, typename Epilogue>
-    static HCP_INLINE void multiply(LeftOperand left,
-                                    RightOperand right,
-                                    int rows,
-                                    int columns,
-                                    Depth depth,
-                                    Epilogue epilogue) {
+    static HCP_INLINE void multiply(const Product& product, Depth depth, Epilogue epilogue) {
         alignas(64) float result[kRows * kPanel];
-        for (int j = 0; j < columns; j += kPanel) {
-            const std::uint32_t* panel = right.units + (j / kPanel) * right.panel_stride;
-            for (int i = 0; i < rows; i += kRows) {
+        const LeftOperand left = product.left;
+        for (int j = 0; j < product.columns; j += kPanel) {
+            const std::uint32_t* panel =
+                product.right.units + (j / kPanel) * product.right.panel_stride;
+            for (int i = 0; i < product.rows; i += kRows) {
+                for (int n = 0; n < kRowsAhead; ++n) {
+                    product.ahead.ask();
+                }
                 const DepthRange range = depth(i);
                 const int begin = range.begin / kTileUnits * kTileUnits;
-                multiply_tiles(left.units + i * left.row_stride + begin, left.row_stride,
-                               panel + begin * kPanel, range.end - begin, result);
+                multiply_tiles(left.row(i) + begin, left.row_stride, panel + begin * kPanel,
+                               range.end - begin, result);
                 for (int m = 0; m < kRows; m += 2) {
 #pragma GCC unroll 2
                     for (int n = 0; n < kPanel; n += kLanes) {

@@ -26,74 +26,71 @@ struct ChunkSizes {
           token_row(padded_row(chunk_tokens)) {}
 };
 
-/// Asks for rows [count, dim] ahead of their use: tokens lie too far apart for the hardware to
-/// guess.
-template <bool Write, typename T>
-HCP_STAGE void prefetch_rows(const T* rows, std::int64_t stride, int count, int dim) {
-    constexpr int line = 64 / static_cast<int>(sizeof(T));
-    for (int r = 0; r < count; ++r) {
-        for (int c = 0; c < dim; c += line) {
-            __builtin_prefetch(rows + r * stride + c, Write ? 1 : 0, 2);
-        }
-    }
-}
-
-/// Rows [count, dim] of a view as fp32 with stride `to_stride`; zeros up to `rows` and `columns`.
+/// Rows of a view of which whole vectors may be read.
 template <typename Input>
-HCP_INLINE void load_rows(const Input* from,
-                          std::int64_t stride,
-                          int count,
-                          int dim,
-                          float* to,
-                          int to_stride,
-                          int rows,
-                          int columns) {
-    const int whole = dim / kLanes * kLanes;
-    for (int r = 0; r < count; ++r) {
-        const Input* row = from + r * stride;
-        float* out = to + r * to_stride;
-        int c = 0;
-        for (; c < whole; c += kLanes) {
-            store(out + c, load(row + c));
-        }
-        if (c < dim) {
-            store(out + c, load_part(row + c, dim - c));
-            c += kLanes;
-        }
-        for (; c < columns; c += kLanes) {
-            store(out + c, Vec{});
+struct TokenRows {
+    const Input* data;
+    std::int64_t stride;
+
+    [[nodiscard]] HCP_INLINE const Input* row(int r) const { return data + r * stride; }
+    /// Two vectors from column c on.
+    HCP_INLINE void load_pair(int r, int c, Vec* pair) const {
+        pair[0] = load(row(r) + c);
+        pair[1] = load(row(r) + c + kLanes);
+    }
+};
+
+/// Rows [count, dim] at `from`: they themselves, or where tokens or columns end before `rows` and
+/// `columns` a copy filled up with zeros.
+template <typename Input>
+HCP_STAGE TokenRows<Input> whole_rows(
+    TokenRows<Input> from, int count, int dim, Input* copy, int rows, int columns) {
+    if (count == rows && dim == columns) {
+        return from;
+    }
+    const int stride = padded_row(columns);
+    for (int r = 0; r < rows; ++r) {
+        std::memset(copy + r * stride, 0, sizeof(Input) * static_cast<std::size_t>(columns));
+        if (r < count) {
+            std::memcpy(copy + r * stride, from.row(r),
+                        sizeof(Input) * static_cast<std::size_t>(dim));
         }
     }
-    for (int r = count; r < rows; ++r) {
-        for (int c = 0; c < columns; c += kLanes) {
-            store(to + r * to_stride + c, Vec{});
-        }
+    return {.data = copy, .stride = stride};
+}
+
+/// Columns c .. of a row [dim]; those behind its end are left out.
+template <typename Output>
+HCP_INLINE void store_columns(Output* row, int c, int dim, Vec v) {
+    if (c + kLanes <= dim) {
+        store(row + c, v);
+    } else if (c < dim) {
+        store_part(row + c, v, dim - c);
     }
 }
 
-/// The reverse: rows of fp32 rounded to a view.
+/// Rows [count, dim] of the caller's that are written.
 template <typename Output>
-HCP_STAGE void store_rows(
-    const float* from, int from_stride, int count, int dim, Output* to, std::int64_t stride) {
-    const int whole = dim / kLanes * kLanes;
-    for (int r = 0; r < count; ++r) {
-        const float* row = from + r * from_stride;
-        int c = 0;
-        for (; c < whole; c += kLanes) {
-            store(to + r * stride + c, load(row + c));
-        }
-        if (c < dim) {
-            store_part(to + r * stride + c, load(row + c), dim - c);
+struct OutputRows {
+    Output* data;
+    std::int64_t stride;
+    int count, dim;
+
+    /// A vector from column c on; what is behind the last row or column is left out.
+    HCP_INLINE void put(int r, int c, Vec v) const {
+        if (r < count) {
+            store_columns(data + r * stride, c, dim, v);
         }
     }
-}
+};
 
 template <typename Input>
 HCP_INLINE Input* at_token(const GdnView& view, std::int64_t token, std::int64_t head) {
     return static_cast<Input*>(view.data) + token * view.token_stride + head * view.head_stride;
 }
 
-HCP_INLINE float dot(const float* x, const float* y, int count) {
+template <typename T>
+HCP_INLINE float dot(const float* x, const T* y, int count) {
     Vec sum = {};
     for (int i = 0; i < count; i += kLanes) {
         sum += load(x + i) * load(y + i);

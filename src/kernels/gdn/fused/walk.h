@@ -44,6 +44,7 @@ struct Walk {
     KeyChunk<Engine> keys;
     HeadChunk head;
     ForwardScratch<Engine> scratch;
+    Input* value_copy;  // [C, V]
 
     Walk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : problem(the_problem),
@@ -53,7 +54,8 @@ struct Walk {
           chunks(the_task, Engine::kChunk),
           keys(space, sizes),
           head(space, sizes),
-          scratch(space, sizes) {}
+          scratch(space, sizes),
+          value_copy(space.take<Input>(sizes.tokens * sizes.value_row)) {}
 
     [[nodiscard]] std::int64_t value_head(std::int64_t i) const {
         return task.key_head * problem.group + i;
@@ -66,33 +68,42 @@ struct Walk {
     void fill_head(std::int64_t chunk, std::int64_t i) {
         head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
     }
-    /// Asks for what chunk `next` will read, or where it will write.
-    template <bool Write, typename T>
-    void prefetch(const GdnView& view, std::int64_t next, std::int64_t heads, int dim) const {
+    /// Rows of keys or values of chunk `next`, to be asked for in the products of this one.
+    void look_ahead_at_keys(const GdnView& view, std::int64_t next) const {
         if (view.data != nullptr && chunks.contains(next)) {
-            for (std::int64_t i = 0; i < heads; ++i) {
-                prefetch_rows<Write>(
-                    at_token<const T>(view, chunks.token(next), task.key_head * heads + i),
-                    view.token_stride, chunks.count(next), dim);
+            keys.ahead.add(at_token<const Input>(view, chunks.token(next), task.key_head),
+                           view.token_stride, chunks.count(next), problem.key_dim);
+        }
+    }
+    template <typename T>
+    void look_ahead_at_values(const GdnView& view, std::int64_t next) const {
+        for (std::int64_t i = 0; i < problem.group; ++i) {
+            if (view.data != nullptr && chunks.contains(next)) {
+                keys.ahead.add(
+                    at_token<const T>(view, chunks.token(next), value_head(i)) + task.column_begin,
+                    view.token_stride, chunks.count(next), columns);
             }
         }
     }
-    void prefetch_inputs(std::int64_t next, bool outputs) const {
-        if (outputs) {
-            prefetch<false, Input>(problem.q, next, 1, problem.key_dim);
-        }
-        prefetch<false, Input>(problem.k, next, 1, problem.key_dim);
-        prefetch<false, Input>(problem.v, next, problem.group, problem.value_dim);
-    }
 
-    /// Rows of v (or another view of its shape) into `to`.
-    __attribute__((noinline)) void load_values(const GdnView& view,
-                                               std::int64_t chunk,
-                                               std::int64_t i,
-                                               float* to) const {
-        load_rows(
-            at_token<const Input>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
-            view.token_stride, keys.count, columns, to, sizes.value_row, keys.rows, sizes.values);
+    /// Rows of v (or another view of its shape) of value head i; `copy` as in whole_rows.
+    template <typename T>
+    [[nodiscard]] TokenRows<T> value_rows(const GdnView& view,
+                                          std::int64_t chunk,
+                                          std::int64_t i,
+                                          T* copy) const {
+        const T* from = at_token<const T>(view, chunks.token(chunk), value_head(i));
+        return whole_rows<T>({from + task.column_begin, view.token_stride}, keys.count, columns,
+                             copy, keys.rows, sizes.values);
+    }
+    template <typename T>
+    [[nodiscard]] OutputRows<T> output_rows(const GdnView& view,
+                                            std::int64_t chunk,
+                                            std::int64_t i) const {
+        return {.data = at_token<T>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
+                .stride = view.token_stride,
+                .count = keys.count,
+                .dim = columns};
     }
     /// States of value head i in a tensor of states; null stays null.
     template <typename T>

@@ -1,0 +1,73 @@
+// Rows of q and k: normalised, and laid out for products, in one pass over registers.
+#pragma once
+
+#include "kernels/gdn/fused/token_rows.h"
+
+namespace hybridcp::HCP_ISA {
+
+/// 1 / |x| of each row, of which there are a multiple of kLanes.
+template <typename Input>
+HCP_STAGE void inverse_norms(TokenRows<Input> from, int rows, int columns, float* inverse) {
+    for (int r = 0; r < rows; r += kLanes) {
+        VecUint sums[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+            Vec even = {}, odd = {};
+            for (int c = 0; c < columns; c += 2 * kLanes) {
+                Vec x[2];
+                from.load_pair(r + i, c, x);
+                even += x[0] * x[0];
+                odd += x[1] * x[1];
+            }
+            sums[i] = std::bit_cast<VecUint>(even + odd);
+        }
+        transpose_lanes(sums);
+        Vec total = broadcast(1e-6F);
+        for (const VecUint& sum : sums) {
+            total += std::bit_cast<Vec>(sum);
+        }
+        store(inverse + r, 1.0F / square_root(total));
+    }
+}
+
+/// Where normalised rows go.
+template <typename Engine>
+struct KeyRows {
+    float* x;  // fp32; for fp32 arithmetic also `elements`
+    int x_stride;
+    typename Engine::Element* elements;
+    int element_stride;
+    std::uint32_t* units;  // right operand whose depth is the rows, or null
+    int panel_stride;
+};
+
+/// Rows scaled by `factors`.
+template <typename Engine, bool KeepFloat, typename Input>
+HCP_STAGE void scale_rows(
+    TokenRows<Input> from, const float* factors, int rows, int columns, KeyRows<Engine> to) {
+    for (int r = 0; r < rows; r += 2) {
+        const Vec first_factor = broadcast(factors[r]), second_factor = broadcast(factors[r + 1]);
+        for (int c = 0; c < columns; c += 2 * kLanes) {
+            Vec first[2], second[2];
+            from.load_pair(r, c, first);
+            from.load_pair(r + 1, c, second);
+            for (int n = 0; n < 2; ++n) {
+                first[n] *= first_factor;
+                second[n] *= second_factor;
+                if constexpr (KeepFloat) {
+                    store(to.x + r * to.x_stride + c + n * kLanes, first[n]);
+                    store(to.x + (r + 1) * to.x_stride + c + n * kLanes, second[n]);
+                }
+            }
+            if constexpr (!KeepFloat || Engine::kPerUnit == 2) {
+                store_elements<Engine>(to.elements + r * to.element_stride + c, first);
+                store_elements<Engine>(to.elements + (r + 1) * to.element_stride + c, second);
+            }
+            if (to.units != nullptr) {
+                store_row_pair<Engine>(unit_of_row<Engine>(to.units, to.panel_stride, r, c), first,
+                                       second);
+            }
+        }
+    }
+}
+
+}  // namespace hybridcp::HCP_ISA
