@@ -90,7 +90,8 @@ void add_verify_parallel(CLI::App& verify, Request& request) {
     examples(
         command,
         "  hcp verify parallel recipes/parity.yaml --nproc 4\n"
-        "  hcp verify parallel recipes/parity.yaml --nproc 8 --chunk-bar --report parity.json");
+        "  hcp verify parallel recipes/parity.yaml --nproc 8 --chunk-bar --report parity.json\n"
+        "On several machines TMPDIR must be a folder that all of them share.");
     command->callback([&request] { request.command = Command::kVerifyParallel; });
 }
 

@@ -181,7 +181,7 @@ TEST(Model, ParametersThatDoNotFitAreRefused) {
     changed[2].value = at::ones({3}).requires_grad_(true);
     EXPECT_TRUE(mentions(error(changed), "must have shape [64, 24]"));
     changed[2].value = parameters[2].value.detach().to(at::kBFloat16);
-    EXPECT_TRUE(mentions(error(changed), "must be an fp32 leaf"));
+    EXPECT_TRUE(mentions(error(changed), "must be a leaf in fp32 or the compute dtype"));
 }
 
 }  // namespace

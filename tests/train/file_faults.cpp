@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -25,12 +27,17 @@ constexpr unsigned kPatienceSeconds = 60;
 /// Shared by parent and child.
 struct Shared {
     std::atomic<std::int64_t> count = 0;
+    std::atomic<bool> named_unsynced = false;
     char error[4096] = {};
 };
 
 std::atomic<Shared*> armed = nullptr;
 Fault armed_fault = Fault::kNone;
 std::int64_t armed_target = 0;
+
+// What a power loss could take: by descriptor, and the names that files have got.
+std::array<std::atomic<bool>, 1024> written;
+std::atomic<bool> name_given = false;
 
 enum class Action { kPass, kFail, kFailHalfWay, kKillHalfWay };
 
@@ -73,14 +80,37 @@ bool may_go_on(bool needs_space) {
     return action == Action::kPass;
 }
 
-template <typename Function>
-Function* original(const char* name) {
-    return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
-
 bool is_file(int descriptor) {
     struct stat status{};
     return fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+void note_synced(int descriptor) {
+    if (is_file(descriptor)) {
+        written.at(static_cast<std::size_t>(descriptor)) = false;
+    } else {
+        name_given = false;
+    }
+}
+
+void note_named(const char* path) {
+    struct stat status{};
+    Shared* shared = armed.load();
+    if (shared == nullptr || stat(path, &status) != 0) {
+        return;
+    }
+    if (S_ISDIR(status.st_mode)) {
+        const bool unsynced =
+            name_given || std::any_of(written.begin(), written.end(),
+                                      [](const auto& flag) { return flag.load(); });
+        shared->named_unsynced = shared->named_unsynced || unsynced;
+    }
+    name_given = true;
+}
+
+template <typename Function>
+Function* original(const char* name) {
+    return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
 }  // namespace
@@ -107,7 +137,8 @@ ChildResult run_with_fault(Fault fault, std::int64_t target, const std::function
     waitpid(child, &status, 0);
     ChildResult result{.was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
                        .error = shared->error,
-                       .num_operations = shared->count};
+                       .num_operations = shared->count,
+                       .named_unsynced = shared->named_unsynced};
     if (!result.was_killed && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
         result.error = "the process ended by status " + std::to_string(status);
     }
@@ -121,7 +152,10 @@ using hybridcp::testing::Action;
 using hybridcp::testing::is_file;
 using hybridcp::testing::may_go_on;
 using hybridcp::testing::next_action;
+using hybridcp::testing::note_named;
+using hybridcp::testing::note_synced;
 using hybridcp::testing::original;
+using hybridcp::testing::written;
 
 extern "C" {
 
@@ -130,6 +164,7 @@ ssize_t write(int descriptor, const void* data, size_t size) {
     if (!is_file(descriptor)) {
         return call(descriptor, data, size);
     }
+    written.at(static_cast<std::size_t>(descriptor)) = true;
     const Action action = next_action(true);
     if (action == Action::kFailHalfWay || action == Action::kKillHalfWay) {
         const int reason = errno;
@@ -159,12 +194,20 @@ int open(const char* path, int flags, ...) {
 
 int fsync(int descriptor) {
     static auto* const call = original<int(int)>("fsync");
-    return may_go_on(true) ? call(descriptor) : -1;
+    if (!may_go_on(true)) {
+        return -1;
+    }
+    note_synced(descriptor);
+    return call(descriptor);
 }
 
 int rename(const char* from, const char* to) noexcept {
     static auto* const call = original<int(const char*, const char*)>("rename");
-    return may_go_on(false) ? call(from, to) : -1;
+    if (!may_go_on(false)) {
+        return -1;
+    }
+    note_named(from);
+    return call(from, to);
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {

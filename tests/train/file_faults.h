@@ -21,6 +21,9 @@ struct ChildResult {
     bool was_killed = false;
     std::string error = {};           // what it threw; empty for none
     std::int64_t num_operations = 0;  // that change files
+    // A folder got its name while a file written before, or the folder of a file that got its name
+    // before, was not synced: a power loss could show the name without what it promises.
+    bool named_unsynced = false;
 };
 
 /// Runs `work` in a forked process with a fault at operation `target`. Call it where this process
