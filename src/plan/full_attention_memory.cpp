@@ -126,7 +126,7 @@ class FullHalf final : public Half {
 
     void attend() {
         if (is_mode(FullMode::kUlysses)) {  // this exchange is repeated in a second pass
-            const Held pieces = exchange(qkv_bytes()), received = exchange(qkv_bytes());
+            const Held received = exchange(qkv_bytes());
             shards_ = exchange(qkv_bytes());
             q_.reset();
             k_.reset();
@@ -138,7 +138,7 @@ class FullHalf final : public Half {
             first_attention();
         }
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * T() * query_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * T() * query_width());
             o_ = as_queries();
         }
     }
@@ -174,7 +174,7 @@ class FullHalf final : public Half {
 
     void attend_backward() {
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * T() * query_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * T() * query_width());
         }
         Held gathered, ring;
         if (is_mode(FullMode::kAllGather)) {
@@ -193,7 +193,7 @@ class FullHalf final : public Half {
             book_.touch(MemoryClass::kExchange, 2 * gathered_bytes());
         }
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * qkv_bytes());
+            book_.touch(MemoryClass::kExchange, 2 * qkv_bytes());
         }
         shards_.reset();
     }
