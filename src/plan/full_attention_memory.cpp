@@ -124,6 +124,13 @@ class FullHalf final : public Half {
         return is_wide ? Held() : book_.take(kClass, 2 * kWide * T() * kv_width());
     }
 
+    /// Gathered attention computes in fp32 whatever the dtype.
+    [[nodiscard]] Held widened_rows(std::int64_t count) const {
+        return book_.is_narrow() && is_mode(FullMode::kAllGather)
+                   ? book_.take(kClass, count * kWide * T() * query_width())
+                   : Held();
+    }
+
     void attend() {
         if (is_mode(FullMode::kUlysses)) {  // this exchange is repeated in a second pass
             const Held received = exchange(qkv_bytes());
@@ -155,7 +162,7 @@ class FullHalf final : public Half {
             sum_ = book_.take(kClass, kWide * T() * query_width());
         }
         {
-            const Held widened = widened_keys();
+            const Held widened = widened_keys(), wide_rows = widened_rows(2);  // q and o
             const Held tiles = book_.take(kClass, tile_bytes(heads_here(), keys_at_once()));
             o_ = as_queries();
             tape_.push_back(o_);
@@ -183,7 +190,8 @@ class FullHalf final : public Half {
         if (is_mode(FullMode::kRing)) {
             ring = exchange((4 * e() + 6 * kWide) * T() * kv_width());
         }
-        const Held widened = widened_keys();
+        const Held widened = widened_keys(),
+                   wide_rows = widened_rows(3);  // q, d_o, dq before it is rounded
         const Held d_q =
             book_.take(kClass, (is_mode(FullMode::kRing) ? kWide : e()) * T() * query_width());
         const std::int64_t key_tokens = is_mode(FullMode::kAllGather) ? book_.all_tokens() : T();
