@@ -38,6 +38,12 @@ struct LocalCall : torch::CustomClassHolder {
     Recorder* recorder = nullptr;  // of the group that exchanges
     at::Tensor M;                  // [segments, Hv, K, K], once something needs it
 
+    /// When the last owner is gone; a weak pointer keeps the rest.
+    void release_resources() override {
+        kernel.reset();
+        exchange.reset();
+        M.reset();
+    }
     [[nodiscard]] std::int64_t num_segments() const {
         return static_cast<std::int64_t>(segments.offsets().size()) - 1;
     }

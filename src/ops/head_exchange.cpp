@@ -44,8 +44,11 @@ std::vector<std::vector<std::size_t>> group_by_dtype(const std::vector<at::Scala
     return groups;
 }
 
-at::Tensor cat_flat(const std::vector<at::Tensor>& pieces, const at::Tensor& like) {
-    return pieces.empty() ? at::empty({0}, like.options()) : at::cat(pieces);
+/// The pieces in one row; they are freed, since what they hold is as large.
+at::Tensor cat_flat(std::vector<at::Tensor>& pieces, const at::Tensor& like) {
+    at::Tensor row = pieces.empty() ? at::empty({0}, like.options()) : at::cat(pieces);
+    pieces.clear();
+    return row;
 }
 
 /// Elements that a rank's tokens times a rank's heads amount to, over the tensors of one message.

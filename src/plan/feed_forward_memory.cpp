@@ -106,7 +106,6 @@ class Swiglu {
             book_.weight_gradient(kClass, tokens, width_, d);
             {
                 const Held weight = book_.cast_weight(kClass, d * width_);
-                const Held first = book_.take(kClass, book_.in.element_bytes * tokens * d);
                 d_x = book_.take(kClass, book_.in.element_bytes * tokens * d);
             }
             book_.weight_gradient(kClass, tokens, d, width_);

@@ -124,9 +124,16 @@ class FullHalf final : public Half {
         return is_wide ? Held() : book_.take(kClass, 2 * kWide * T() * kv_width());
     }
 
+    /// Gathered attention computes in fp32 whatever the dtype.
+    [[nodiscard]] Held widened_rows(std::int64_t count) const {
+        return book_.is_narrow() && is_mode(FullMode::kAllGather)
+                   ? book_.take(kClass, count * kWide * T() * query_width())
+                   : Held();
+    }
+
     void attend() {
         if (is_mode(FullMode::kUlysses)) {  // this exchange is repeated in a second pass
-            const Held pieces = exchange(qkv_bytes()), received = exchange(qkv_bytes());
+            const Held received = exchange(qkv_bytes());
             shards_ = exchange(qkv_bytes());
             q_.reset();
             k_.reset();
@@ -138,7 +145,7 @@ class FullHalf final : public Half {
             first_attention();
         }
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * T() * query_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * T() * query_width());
             o_ = as_queries();
         }
     }
@@ -155,7 +162,7 @@ class FullHalf final : public Half {
             sum_ = book_.take(kClass, kWide * T() * query_width());
         }
         {
-            const Held widened = widened_keys();
+            const Held widened = widened_keys(), wide_rows = widened_rows(2);  // q and o
             const Held tiles = book_.take(kClass, tile_bytes(heads_here(), keys_at_once()));
             o_ = as_queries();
             tape_.push_back(o_);
@@ -174,7 +181,7 @@ class FullHalf final : public Half {
 
     void attend_backward() {
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * T() * query_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * T() * query_width());
         }
         Held gathered, ring;
         if (is_mode(FullMode::kAllGather)) {
@@ -183,7 +190,8 @@ class FullHalf final : public Half {
         if (is_mode(FullMode::kRing)) {
             ring = exchange((4 * e() + 6 * kWide) * T() * kv_width());
         }
-        const Held widened = widened_keys();
+        const Held widened = widened_keys(),
+                   wide_rows = widened_rows(3);  // q, d_o, dq before it is rounded
         const Held d_q =
             book_.take(kClass, (is_mode(FullMode::kRing) ? kWide : e()) * T() * query_width());
         const std::int64_t key_tokens = is_mode(FullMode::kAllGather) ? book_.all_tokens() : T();
@@ -193,7 +201,7 @@ class FullHalf final : public Half {
             book_.touch(MemoryClass::kExchange, 2 * gathered_bytes());
         }
         if (is_mode(FullMode::kUlysses)) {
-            book_.touch(MemoryClass::kExchange, 3 * qkv_bytes());
+            book_.touch(MemoryClass::kExchange, 2 * qkv_bytes());
         }
         shards_.reset();
     }

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "hybridcp/error.h"
 #include "plan/block_memory.h"
 
 namespace hybridcp::plan {
@@ -20,6 +21,9 @@ class State {
     State(MemoryLedger& ledger, const MemoryPlanInput& in) : ledger_(ledger), in_(in) {
         units_.resize(in.model.layers.size() + 2);
         for (const PlannedParameter& parameter : in.model.parameters) {
+            HCP_CHECK(parameter.unit >= 0 && parameter.unit <= last_unit(),
+                      "memory plan: a parameter of unit {} in a model of {} layers", parameter.unit,
+                      in.model.layers.size());
             Unit& unit = units_[static_cast<std::size_t>(parameter.unit)];
             (parameter.is_narrow ? unit.narrow : unit.wide) += parameter.numel;
             numel_ += parameter.numel;

@@ -40,6 +40,9 @@ class LinearHalf final : public Half {
         if (gathers()) {
             y = book_.take(kClass, e() * book_.tokens() * m_.hidden);
         }
+        if (scatters()) {  // the recurrence keeps what it got of all tokens instead
+            convolved_.reset();
+        }
         has_tape_ = true;
         return book_.add_to_stream();
     }
@@ -151,8 +154,7 @@ class LinearHalf final : public Half {
     }
 
     void run_gdn() {
-        if (scatters()) {  // pieces, one row of them, what comes, and that in order
-            const Held pieces = exchange(head_bytes());
+        if (scatters()) {  // what comes, and that in order, as pieces and one row of them before
             const Held received = exchange(head_bytes());
             shards_ = exchange(head_bytes());
         }
@@ -176,7 +178,7 @@ class LinearHalf final : public Half {
         book_.touch(kClass, segments() * state_bytes(m_.value_dim));
         o_ = book_.take(kClass, e() * tokens() * value_width());
         if (scatters()) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * tokens() * value_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * tokens() * value_width());
         }
     }
 
@@ -211,7 +213,7 @@ class LinearHalf final : public Half {
 
     [[nodiscard]] Held gdn_backward(Held d_o) {
         if (scatters()) {
-            book_.touch(MemoryClass::kExchange, 3 * e() * tokens() * value_width());
+            book_.touch(MemoryClass::kExchange, 2 * e() * tokens() * value_width());
         }
         Held d_qkv = book_.take(kClass, e() * tokens() * channels());
         const Held d_gates = book_.take(kClass, 2 * kWide * gdn_tokens() * gdn_value_heads());
@@ -234,7 +236,7 @@ class LinearHalf final : public Half {
         tape_.clear();
         d_o.reset();
         if (scatters()) {
-            book_.touch(MemoryClass::kExchange, 3 * head_bytes());
+            book_.touch(MemoryClass::kExchange, 2 * head_bytes());
             shards_.reset();
         }
         // Those of q, k and v become one row.

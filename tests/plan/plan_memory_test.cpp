@@ -4,15 +4,16 @@
 
 #include <numeric>
 
+#include "hybridcp/error.h"
 #include "plan/memory_plan.h"
 
 namespace hybridcp::plan {
 namespace {
 
-constexpr std::int64_t kVocabulary = 1000, kHidden = 64, kLayers = 8;
+constexpr std::int64_t kVocabulary = 1000, kHidden = 64;
 
 /// Every fourth layer is full attention; parameters are one matrix a block.
-MemoryPlanInput make_input() {
+MemoryPlanInput make_input(std::int64_t num_layers = 8) {
     MemoryPlanInput input{.model = {.vocabulary = kVocabulary,
                                     .hidden = kHidden,
                                     .intermediate = 192,
@@ -28,13 +29,13 @@ MemoryPlanInput make_input() {
                                     .parameters = {}},
                           .row_tokens = 4096};
     input.model.parameters.push_back({.unit = 0, .numel = kVocabulary * kHidden});
-    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    for (std::int64_t layer = 0; layer < num_layers; ++layer) {
         input.model.layers.push_back(layer % 4 == 3 ? Mixer::kFullAttention
                                                     : Mixer::kLinearAttention);
         input.model.parameters.push_back({.unit = layer + 1, .numel = 100'000});
         input.model.parameters.push_back({.unit = layer + 1, .numel = 64, .is_narrow = false});
     }
-    input.model.parameters.push_back({.unit = kLayers + 1, .numel = kVocabulary * kHidden});
+    input.model.parameters.push_back({.unit = num_layers + 1, .numel = kVocabulary * kHidden});
     input.fused_gdn = true;
     return input;
 }
@@ -104,8 +105,8 @@ TEST(MemoryPlan, FullCheckpointingKeepsTheStreamAndOneBlock) {
     MemoryPlanInput input = make_input();
     input.checkpointing = Checkpointing::kFull;
     const PeakMemory peak = plan_memory(input);
-    MemoryPlanInput short_input = input;
-    short_input.model.layers.resize(4);
+    MemoryPlanInput short_input = make_input(4);
+    short_input.checkpointing = Checkpointing::kFull;
     const PeakMemory of_four = plan_memory(short_input);
     for (const MemoryClass kind : {MemoryClass::kLinearAttention, MemoryClass::kFeedForward}) {
         EXPECT_EQ(own_peak(peak, kind), own_peak(of_four, kind));
@@ -127,6 +128,12 @@ TEST(MemoryPlan, LogitsDoNotGrowWithTheTokens) {
         return own_peak(plan_memory(input), MemoryClass::kLogits) - 4 * tokens * kHidden;
     };
     EXPECT_EQ(logits(2048), logits(65536));
+}
+
+TEST(MemoryPlan, RefusesAParameterOfNoLayer) {
+    MemoryPlanInput input = make_input();
+    input.model.layers.pop_back();
+    EXPECT_THROW((void)plan_memory(input), Error);
 }
 
 TEST(MemoryAdvice, LowersThePeakTheBestFirst) {

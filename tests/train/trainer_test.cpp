@@ -178,6 +178,15 @@ TEST(Trainer, LearnsLogsAndSaves) {
     EXPECT_FALSE(lines[5].contains("validation_loss"));
     EXPECT_NEAR(lines[0].at("learning_rate").get<double>(), 1.5e-3, 1e-12);
     EXPECT_GT(lines[0].at("memory").at("peak_bytes").get<std::int64_t>(), 1 << 20);
+    const auto& tensors = lines[0].at("memory").at("tensors");  // of the first step alone
+    EXPECT_FALSE(lines[1].at("memory").contains("tensors"));
+    std::int64_t sum = 0;
+    for (const auto& bytes : tensors.at("at_peak_bytes")) {
+        sum += bytes.get<std::int64_t>();
+    }
+    EXPECT_EQ(sum, tensors.at("peak_bytes"));
+    EXPECT_GT(tensors.at("class_peak_bytes").at("optimizer").get<std::int64_t>(), 8 << 20);
+    EXPECT_NE(outcome.output.find("memory of tensors in the first step: "), std::string::npos);
     EXPECT_NE(read_file(outcome.report.picture_path).find("validation"), std::string::npos);
     EXPECT_NE(outcome.output.find("step 12/12  loss "), std::string::npos) << outcome.output;
 }

@@ -39,7 +39,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
             d_down = weight_gradient(dy, activated);
         }
         if (context->needs_input_grad(0)) {
-            dx = at::addmm(at::mm(da, gate.to(da.scalar_type())), db, up.to(db.scalar_type()));
+            dx = at::mm(da, gate.to(da.scalar_type())).addmm_(db, up.to(db.scalar_type()));
         }
         if (context->needs_input_grad(1)) {
             d_gate = weight_gradient(da, x);
