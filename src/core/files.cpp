@@ -18,6 +18,8 @@
 namespace hybridcp {
 
 namespace {
+constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;  // of a file that is summed
+
 std::string parent_folder(const std::string& path) {
     const std::filesystem::path parent = std::filesystem::path(path).parent_path();
     return parent.empty() ? "." : parent.string();
@@ -134,7 +136,6 @@ void InputFile::read(std::uint64_t offset, void* into, std::size_t size_bytes) c
 }
 
 std::uint64_t InputFile::checksum(std::uint64_t offset, std::uint64_t size_bytes) const {
-    constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
     std::vector<char> buffer(static_cast<std::size_t>(std::min(size_bytes, kPieceBytes)));
     Xxh64 sum;
     while (size_bytes > 0) {

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <filesystem>
@@ -104,12 +105,12 @@ TEST(Checksum, IsXxh64WhateverThePieces) {
         {33, "50a7cfc7ba588784"},  {63, "5e3e54b431c7493c"},  {64, "0eb64b3ef6eeb01f"},
         {100, "a61f8d4c170fe531"}, {1000, "5f235fa033f1a3fb"}};
     for (const auto& [size, expected] : known) {
-        std::vector<std::uint8_t> bytes;
+        std::vector<std::uint8_t> bytes(size);
         for (std::size_t i = 0; i < size; ++i) {
-            bytes.push_back(static_cast<std::uint8_t>(7 * i + 3));
+            bytes[i] = static_cast<std::uint8_t>(7 * i + 3);
         }
         EXPECT_EQ(checksum_text(xxh64(bytes.data(), size)), expected) << size;
-        for (const std::size_t piece : {1, 5, 31, 33}) {
+        for (const std::size_t piece : {1U, 5U, 31U, 33U}) {
             Xxh64 sum;
             for (std::size_t begin = 0; begin < size; begin += piece) {
                 sum.update(bytes.data() + begin, std::min(piece, size - begin));
