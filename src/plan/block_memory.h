@@ -59,7 +59,9 @@ struct Book {
     [[nodiscard]] Held norm(MemoryClass memory_class) const;
     /// From the gradient of the norm's output to that of the stream, `residual` added: in place,
     /// unless somebody else holds that.
-    [[nodiscard]] Held norm_backward(MemoryClass memory_class, Held d_x, Held residual) const;
+    [[nodiscard]] Held norm_backward(MemoryClass memory_class,
+                                     Held d_x,
+                                     const Held& residual) const;
     /// The stream after a half has added to it.
     [[nodiscard]] Held add_to_stream() const;
     /// The gradient of the stream in the compute dtype.

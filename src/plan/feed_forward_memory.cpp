@@ -53,7 +53,7 @@ Held Book::norm(MemoryClass memory_class) const {
     return is_narrow() ? take(memory_class, in.element_bytes * tokens() * in.model.hidden) : wide;
 }
 
-Held Book::norm_backward(MemoryClass memory_class, Held d_x, Held residual) const {
+Held Book::norm_backward(MemoryClass memory_class, Held d_x, const Held& residual) const {
     const std::int64_t bytes = kWide * tokens() * in.model.hidden;
     if (is_narrow()) {
         d_x = take(memory_class, bytes);
@@ -153,7 +153,7 @@ class DenseHalf final : public Half {
         Held d_x = swiglu_.backward();
         dy.reset();
         x_.reset();
-        Held d_stream = book_.norm_backward(kClass, std::move(d_x), std::move(d_out));
+        Held d_stream = book_.norm_backward(kClass, std::move(d_x), d_out);
         forget();
         return d_stream;
     }
@@ -220,7 +220,7 @@ class ExpertsHalf final : public Half {
         router_logits_.reset();
         routing_.reset();
         x_.reset();
-        Held d_stream = book_.norm_backward(kClass, std::move(d_x), std::move(d_out));
+        Held d_stream = book_.norm_backward(kClass, std::move(d_x), d_out);
         forget();
         return d_stream;
     }

@@ -79,7 +79,7 @@ class FullHalf final : public Half {
         (void)book_.project_backward(kClass, T(), m_.hidden, 2 * query_width());
         d_joined.reset();
         x_.reset();
-        Held d_stream = book_.norm_backward(kClass, std::move(d_x), std::move(d_out));
+        Held d_stream = book_.norm_backward(kClass, std::move(d_x), d_out);
         forget();
         has_tape_ = false;
         return d_stream;

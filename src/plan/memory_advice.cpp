@@ -85,7 +85,7 @@ std::vector<Advice> memory_advice(const MemoryPlanInput& input) {
             advice.push_back({.change = change.words, .total_bytes = total_bytes});
         }
     }
-    std::ranges::stable_sort(advice, {}, &Advice::total_bytes);
+    std::ranges::sort(advice, {}, &Advice::total_bytes);
     return advice;
 }
 

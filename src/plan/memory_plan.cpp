@@ -1,152 +1,17 @@
 #include "plan/memory_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
-#include "hybridcp/error.h"
 #include "plan/block_memory.h"
+#include "plan/state_memory.h"
 
 namespace hybridcp::plan {
 
 namespace {
 
-constexpr std::int64_t kLossRows = 1024;         // of a chunk of logits
-constexpr std::int64_t kLossWords = 8192;        // whose weight gradient is formed at once
-constexpr std::int64_t kBucketBytes = 64 << 20;  // of the sum of whole gradients
-
-/// The parameters as ranks hold them.
-class State {
-  public:
-    State(MemoryLedger& ledger, const MemoryPlanInput& in) : ledger_(ledger), in_(in) {
-        units_.resize(in.model.layers.size() + 2);
-        for (const PlannedParameter& parameter : in.model.parameters) {
-            HCP_CHECK(parameter.unit >= 0 && parameter.unit <= last_unit(),
-                      "memory plan: a parameter of unit {} in a model of {} layers", parameter.unit,
-                      in.model.layers.size());
-            Unit& unit = units_[static_cast<std::size_t>(parameter.unit)];
-            (parameter.is_narrow ? unit.narrow : unit.wide) += parameter.numel;
-            numel_ += parameter.numel;
-            largest_ = std::max(largest_, parameter.numel);
-        }
-        std::int64_t kept = numel_;
-        if (in.sharded) {
-            kept = 0;
-            std::int64_t longest_part = 0;
-            for (const Unit& unit : units_) {
-                kept += part(unit.narrow) + part(unit.wide);
-                longest_part = std::max({longest_part, part(unit.narrow), part(unit.wide)});
-            }
-            largest_ = std::min(largest_, longest_part);
-            held_.push_back(ledger.take(MemoryClass::kGradients, kWide * kept));
-        }
-        held_.push_back(ledger.take(MemoryClass::kParameters, kWide * kept));
-        held_.push_back(ledger.take(MemoryClass::kOptimizer, 2 * kWide * kept));
-    }
-
-    [[nodiscard]] std::int64_t last_unit() const {
-        return static_cast<std::int64_t>(units_.size()) - 1;
-    }
-    /// Elements of the largest parameter, or of the largest run of one here.
-    [[nodiscard]] std::int64_t largest() const { return largest_; }
-
-    void fetch(std::int64_t unit, std::int64_t next) {
-        if (!in_.sharded) {
-            return;
-        }
-        gather(unit);
-        if (in_.prefetch && next >= 0 && next <= last_unit()) {
-            gather(next);
-        }
-    }
-    void release(std::int64_t unit) {
-        for (const std::int64_t each : parts_of(unit)) {
-            gathered_.erase(each);
-        }
-    }
-    void release_all() { gathered_.clear(); }
-
-    /// The unit's whole gradients go into rows that are exchanged; the sum of the unit before ends.
-    void reduce(std::int64_t unit, std::vector<Held>& gradients) {
-        if (!in_.sharded) {
-            return;
-        }
-        finish_reductions();
-        release(unit);
-        for (const std::int64_t each : parts_of(unit)) {
-            const Unit& sizes = units_[static_cast<std::size_t>(each)];
-            const std::int64_t row = part(sizes.narrow) + part(sizes.wide);
-            Held rows = ledger_.take(MemoryClass::kGradients, kWide * row * in_.shard_size);
-            gradients.clear();
-            if (in_.shard_size > 1) {
-                reducing_.push_back(std::move(rows));
-                reducing_.push_back(ledger_.take(MemoryClass::kGradients,
-                                                 kWide * row * (in_.on_cuda ? 1 : in_.shard_size)));
-                row_ = std::max(row_, row);
-            }
-        }
-    }
-    void finish_reductions() {
-        if (!reducing_.empty() && !in_.on_cuda) {
-            (void)ledger_.take(MemoryClass::kGradients, kWide * row_);
-        }
-        reducing_.clear();
-        row_ = 0;
-    }
-
-    /// The row into which whole gradients are laid for their sum over the ranks.
-    void reduce_buckets() {
-        std::int64_t bucket = 0;
-        std::int64_t longest = 0;
-        for (const PlannedParameter& parameter : in_.model.parameters) {
-            const std::int64_t bytes = kWide * parameter.numel;
-            bucket = bucket > 0 && bucket + bytes > kBucketBytes ? bytes : bucket + bytes;
-            longest = std::max(longest, bucket);
-        }
-        (void)ledger_.take(MemoryClass::kGradients, longest);
-    }
-
-  private:
-    struct Unit {
-        std::int64_t narrow = 0, wide = 0;  // elements
-    };
-
-    [[nodiscard]] std::int64_t part(std::int64_t numel) const {
-        return (numel + in_.shard_size - 1) / in_.shard_size;
-    }
-    [[nodiscard]] std::vector<std::int64_t> parts_of(std::int64_t unit) const {
-        std::vector<std::int64_t> parts{unit};
-        if (in_.model.tied && unit == last_unit()) {
-            parts.push_back(0);
-        }
-        return parts;
-    }
-    void gather(std::int64_t unit) {
-        for (const std::int64_t each : parts_of(unit)) {
-            const Unit& sizes = units_[static_cast<std::size_t>(each)];
-            Held& whole = gathered_[each];
-            if (!whole) {
-                const std::int64_t bytes =
-                    in_.shard_size *
-                    (part(sizes.narrow) * in_.element_bytes + part(sizes.wide) * kWide);
-                whole = ledger_.take(MemoryClass::kParameters, bytes);
-                if (in_.shard_size > 1 && !in_.on_cuda) {
-                    (void)ledger_.take(MemoryClass::kParameters, bytes);  // Gloo's own
-                }
-            }
-        }
-    }
-
-    MemoryLedger& ledger_;
-    const MemoryPlanInput& in_;
-    std::vector<Unit> units_;
-    std::int64_t numel_ = 0;
-    std::int64_t largest_ = 0;
-    std::vector<Held> held_;
-    std::map<std::int64_t, Held> gathered_;
-    std::vector<Held> reducing_;
-    std::int64_t row_ = 0;
-};
+constexpr std::int64_t kLossRows = 1024;   // of a chunk of logits
+constexpr std::int64_t kLossWords = 8192;  // whose weight gradient is formed at once
 
 struct Block {
     std::unique_ptr<Half> mixer, feed_forward;
@@ -177,7 +42,7 @@ class Step {
     }
     /// Token ids, targets, positions and the indices of the batch's plan.
     [[nodiscard]] Held make_batch() const {
-        return book_.take(MemoryClass::kOther, 8 * 6 * book_.tokens());
+        return book_.take(MemoryClass::kOther, std::int64_t{48} * book_.tokens());
     }
 
     [[nodiscard]] bool is_converted(std::size_t layer) const {
@@ -210,7 +75,7 @@ class Step {
         state_.release(0);
         const std::int64_t angles = book_.tokens() * in_.model.rotary_dim;
         {
-            const Held exact = book_.take(MemoryClass::kOther, 2 * 8 * angles);
+            const Held exact = book_.take(MemoryClass::kOther, std::int64_t{16} * angles);
             tables_ = book_.take(MemoryClass::kOther, 2 * in_.element_bytes * angles);
         }
         blocks_.resize(in_.model.layers.size());

@@ -82,7 +82,7 @@ class LinearHalf final : public Half {
             const Held sent = exchange(2 * e() * tokens() * m_.hidden);
             d_x = exchange(e() * book_.tokens() * m_.hidden);
         }
-        Held d_stream = book_.norm_backward(kClass, std::move(d_x), std::move(d_out));
+        Held d_stream = book_.norm_backward(kClass, std::move(d_x), d_out);
         forget();
         tape_.clear();
         has_tape_ = false;
