@@ -289,6 +289,7 @@ SafetensorsSums write_safetensors(const std::string& path,
                                   const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                                   const std::map<std::string, std::string>& metadata) {
     std::vector<TensorOutline> outlines;
+    outlines.reserve(tensors.size());
     for (const auto& [name, value] : tensors) {
         outlines.push_back({name, value.scalar_type(), value.sizes().vec()});
     }

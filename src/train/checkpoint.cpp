@@ -237,7 +237,7 @@ std::optional<std::string> shared_latest_checkpoint(
     while (!names.empty()) {
         names.pop_back();
         const std::size_t begin = names.find_last_of('\n') + 1;  // npos + 1 is 0
-        const std::string folder = (fs::path(dir) / names.substr(begin)).string();
+        std::string folder = (fs::path(dir) / names.substr(begin)).string();
         names.resize(begin);
         const auto damage = shared_checkpoint_damage(mesh, folder);
         if (!damage) {
