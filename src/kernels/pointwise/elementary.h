@@ -6,9 +6,9 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// a * b, rounded, for a sum with another product. Of two plain ones the compiler would choose which
-/// to round before the addition, and does choose differently for full and incomplete vectors (g++
-/// 13), so it must not know that this is one.
+/// a * b, rounded, for a sum with another product. Of two plain ones the compiler would choose
+/// which to round before the addition, and does choose differently for full and incomplete vectors
+/// (g++ 13), so it must not know that this is one.
 HCP_INLINE Vec product(Vec a, Vec b) {
     Vec rounded = a * b;
 #ifdef __x86_64__
