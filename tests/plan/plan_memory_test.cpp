@@ -56,8 +56,10 @@ TEST(MemoryLedger, KeepsTheMomentOfThePeak) {
     MemoryLedger::Held a = ledger.take(MemoryClass::kStream, 10);
     {
         ledger.begin("second");
-        const MemoryLedger::Held b = ledger.take(MemoryClass::kExchange, 5);
+        MemoryLedger::Held b = ledger.take(MemoryClass::kExchange, 5);
         const MemoryLedger::Held again = b;
+        b.reset();  // the other still holds it
+        EXPECT_EQ(ledger.live_bytes(MemoryClass::kExchange), 5);
     }
     ledger.begin("third");
     a.reset();
@@ -81,7 +83,7 @@ TEST(MemoryPlan, WholeStateIsSixteenBytesAParameter) {
     const PeakMemory peak = plan_memory(input);
     EXPECT_EQ(own_peak(peak, MemoryClass::kParameters), 4 * numel(input));
     EXPECT_GE(own_peak(peak, MemoryClass::kOptimizer), 8 * numel(input));
-    EXPECT_LE(own_peak(peak, MemoryClass::kOptimizer), 8 * numel(input) + 4 * 100'000);
+    EXPECT_LE(own_peak(peak, MemoryClass::kOptimizer), 8 * numel(input) + 400'000);
 }
 
 TEST(MemoryPlan, ShardedStateFallsWithTheRanks) {

@@ -59,6 +59,7 @@ class EagerCall final : public GdnCall {
         check_optional_shape(S_start, "S_start", state_shape());
         restore_intermediates();
         S_start_ = S_start.defined() ? S_start.detach() : S_start;
+        has_forward_ = true;
         // The pass overwrites the values, so those that summary() left are used up.
         const Tensor values = values_from_zero_.defined()
                                   ? std::exchange(values_from_zero_, Tensor())
@@ -73,8 +74,7 @@ class EagerCall final : public GdnCall {
     void release_intermediates() override {
         factors_ = {};
         values_from_zero_.reset();
-        forward_.states.reset();
-        forward_.values.reset();
+        forward_ = {};
         are_released_ = true;
     }
 
@@ -119,7 +119,7 @@ class EagerCall final : public GdnCall {
             return;
         }
         factors_ = make_chunk_factors(problem_, layout_, type_);
-        if (forward_.last.defined()) {
+        if (has_forward_) {
             forward_ = run_forward(factors_, layout_, start_states(S_start_),
                                    make_values_from_zero(), KeepStates::kYes);
         }
@@ -159,8 +159,7 @@ class EagerCall final : public GdnCall {
 
     /// dO and P^T dO. What gradient_summary() prepared for the same, unchanged tensor is used up.
     [[nodiscard]] OutputGradient take_output_gradient(const Tensor& d_o) {
-        HCP_CHECK(forward_.last.defined(),
-                  "gdn: call forward() before backward() or gradient_summary()");
+        HCP_CHECK(has_forward_, "gdn: call forward() before backward() or gradient_summary()");
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         OutputGradient prepared = std::exchange(prepared_gradient_, OutputGradient());
         if (prepared.values.defined() && d_o.defined() && prepared_for_.is_same(d_o) &&
@@ -180,7 +179,8 @@ class EagerCall final : public GdnCall {
     SummaryWindows windows_;   // without truncation where nothing may be left out
     Tensor values_from_zero_;  // [B, C, V], between summary() and forward()
     Tensor S_start_;           // of the last forward()
-    StatePass forward_;        // of the last forward(); without its states once released
+    StatePass forward_;        // of the last forward(), unless released
+    bool has_forward_ = false;
     bool are_released_ = false;
     OutputGradient prepared_gradient_;  // between gradient_summary() and backward()
     Tensor prepared_for_;
