@@ -196,11 +196,11 @@ TEST(Memory, ActivationsOfLinearLayersFallWithTheRanks) {
                      .linear_attention_mode = LinearAttentionMode::kP2p,
                      .layout_kind = LayoutKind::kZigzag,
                      .linear_layout_kind = LayoutKind::kFolded};
-        // Beside 1/P of the activations each rank keeps the start state and what it came in, M and
-        // the halo of each segment, and the converted x.
+        // Beside 1/P of the activations each rank keeps the start state, M and the halo of each
+        // segment, and the converted x.
         const auto& config = model.config();
         const std::int64_t state_columns =
-            2 * config.linear_value_head_dim + config.linear_key_head_dim;
+            config.linear_value_head_dim + config.linear_key_head_dim;
         const double of_segment =
             4.0 * static_cast<double>(config.linear_num_value_heads * config.linear_key_head_dim *
                                           state_columns +
