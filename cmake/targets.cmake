@@ -43,14 +43,14 @@ endfunction()
 
 # hcp_isa_sources(kernels conv/conv_kernels.cpp ...) compiles each file once per instruction set into hcp_kernels
 # (src/kernels/simd/dispatch.h). No precompiled header: such files include neither torch nor containers.
-# -ffp-contract: a * b + c of vectors is one instruction, in loops too (avoid-fma-max-bits: g++ 13 leaves chains in
-# loops apart, for its generic CPU, so that a channel's bits would depend on its place). -Wno-psabi: vectors never cross a file.
+# -ffp-contract: a * b + c of vectors is one instruction. -Wno-psabi: vectors never cross a file.
 set(HCP_ISAS portable)
 set(HCP_ISA_FLAGS_portable -DHCP_VECTOR_BYTES=16)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND HCP_ISAS avx2 avx512 avx512_bf16 amx_bf16)
-    set(HCP_ISA_FLAGS_avx2 -mavx2 -mfma -DHCP_VECTOR_BYTES=32)
-    # -mtune: registers and order only, of any CPU with AVX-512; GCC 12's own choice is 1 to 4 % slower on Zen 5.
+    # -mtune: registers and order only. For its generic CPU g++ 13 leaves the multiply-adds of a chain in a loop apart
+    # (avoid_256fma_chains), so that a channel's bits would depend on its place; and GCC 12 is 1 to 4 % slower on Zen 5.
+    set(HCP_ISA_FLAGS_avx2 -mavx2 -mfma -mtune=haswell -DHCP_VECTOR_BYTES=32)
     set(HCP_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mtune=icelake-server
         -DHCP_VECTOR_BYTES=64)
     set(HCP_ISA_FLAGS_avx512_bf16 ${HCP_ISA_FLAGS_avx512} -mavx512bf16)
@@ -61,7 +61,7 @@ function(hcp_isa_sources name)
         add_library(hcp_${name}_${_isa} OBJECT ${ARGN})
         target_link_libraries(hcp_${name}_${_isa} PRIVATE hcp_options)
         target_compile_options(hcp_${name}_${_isa} PRIVATE -O3 -ffp-contract=fast -fno-math-errno -Wno-psabi
-            $<$<CXX_COMPILER_ID:GNU>:--param=avoid-fma-max-bits=0> ${HCP_ISA_FLAGS_${_isa}} -DHCP_ISA=${_isa})
+            ${HCP_ISA_FLAGS_${_isa}} -DHCP_ISA=${_isa})
         target_sources(hcp_${name} PRIVATE $<TARGET_OBJECTS:hcp_${name}_${_isa}>)
     endforeach()
 endfunction()

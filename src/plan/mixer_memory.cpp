@@ -167,10 +167,8 @@ class LinearHalf final : public Half {
             tape_.push_back(exchange(others * state_bytes(m_.key_dim + m_.value_dim)));
         }
         if (in_.fused_gdn) {
-            const std::int64_t new_values =
-                kWide * gdn_tokens() * gdn_value_heads() * m_.value_dim;
-            states_ =
-                book_.take(kClass, checkpoints() * state_bytes(m_.value_dim) + new_values);
+            const std::int64_t new_values = kWide * gdn_tokens() * gdn_value_heads() * m_.value_dim;
+            states_ = book_.take(kClass, checkpoints() * state_bytes(m_.value_dim) + new_values);
         } else {
             eager_forward();
             if (!has_tape_) {  // backward, if it is not next, makes them again
