@@ -7,6 +7,18 @@ namespace hybridcp::cli {
 
 namespace {
 
+/// Of the commands that time training steps.
+template <typename Options>
+void add_step_options(CLI::App* command, Options& options) {
+    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
+        ->check(CLI::Range(0, 1000))
+        ->capture_default_str();
+    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
+        ->check(CLI::Range(1, 10000))
+        ->capture_default_str();
+    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+}
+
 void add_bench_cp(CLI::App& bench, Request& request) {
     CLI::App* command = bench.add_subcommand(
         "cp", "A training step under each way to run the linear layers, at several rank counts");
@@ -24,13 +36,7 @@ void add_bench_cp(CLI::App& bench, Request& request) {
         ->check(CLI::NonNegativeNumber);
     command->add_option("--level", options.level, "model, or layer: one linear-attention mixer")
         ->capture_default_str();
-    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
-        ->check(CLI::Range(0, 1000))
-        ->capture_default_str();
-    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
-    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    add_step_options(command, options);
     command->add_option("--worker-output", options.worker_output)->group("");  // for its own ranks
     examples(command,
              "  hcp bench cp recipes/bench_cp.yaml\n"
@@ -128,13 +134,7 @@ void add_bench_train(CLI::App& bench, Request& request) {
                             "whole, sharded, sharded-no-prefetch, whole-full, "
                             "whole-selective, sharded-full; the first is compared with"))
         ->capture_default_str();
-    command->add_option("--warm-up", options.warm_up, "steps before any is timed")
-        ->check(CLI::Range(0, 1000))
-        ->capture_default_str();
-    command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
-    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    add_step_options(command, options);
     examples(command,
              "  hcp bench train recipes/demo.yaml --nproc 4\n"
              "  hcp bench train recipes/parity.yaml --nproc 4 --variants "
