@@ -9,7 +9,8 @@
 namespace hybridcp {
 
 bool is_gathered_narrow(const ParameterShape& parameter) {
-    return parameter.shape.size() >= 2 && !parameter.name.ends_with("conv1d.weight") &&
+    return parameter.shape.size() >= 2 && parameter.name != kEmbeddingName &&
+           !parameter.name.ends_with("conv1d.weight") &&
            !parameter.name.ends_with("mlp.gate.weight") &&
            !parameter.name.ends_with("shared_expert_gate.weight");
 }

@@ -18,9 +18,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
                               at::ScalarType compute_dtype) {
         context->save_for_backward({token_ids});
         context->saved_data["vocabulary"] = weight.size(0);
-        return weight.index_select(0, token_ids)
-            .to(compute_dtype)
-            .to(at::toOpMathType(compute_dtype));
+        return weight.index_select(0, token_ids).to(at::toOpMathType(compute_dtype));
     }
 
     static variable_list backward(AutogradContext* context, variable_list gradients) {
