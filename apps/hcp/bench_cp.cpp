@@ -196,6 +196,11 @@ int bench_cp(const BenchCpOptions& options) {
         throw UsageError(fmt::format("bench cp --level {}: use model or layer", options.level));
     }
     const Recipe recipe = load_recipe(options.recipe_path, options.overrides);
+    if (recipe.train.accelerator.fsdp) {
+        throw UsageError(
+            "bench cp keeps parameters whole: leave train.accelerator.fsdp out (bench train "
+            "compares sharded ones)");
+    }
     (void)bench_variants(options, recipe.train.accelerator,
                          recipe_model_config(recipe.model).head_counts(), recipe.model.dtype);
     // The share of the linear layers is that of ranks with as many threads as the others have.

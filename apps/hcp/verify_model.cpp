@@ -251,6 +251,11 @@ int verify_model(const VerifyModelOptions& options) {
         throw UsageError(
             "verify model splits one batch over cp ranks: leave train.accelerator.dp at 1");
     }
+    if (accelerator.fsdp) {
+        throw UsageError(
+            "verify model keeps parameters whole: leave train.accelerator.fsdp out (verify "
+            "trajectory and verify parallel run sharded)");
+    }
     select_device(accelerator.device, environment);
     const ModelConfig config = read_case_config(options, recipe);
     const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);

@@ -119,7 +119,10 @@ class Step {
         const std::int64_t V = in_.model.vocabulary, d = in_.model.hidden;
         const std::int64_t rows = std::min(kLossRows, book_.tokens());
         d_normed_ = book_.take(MemoryClass::kLogits, in_.element_bytes * stream_numel());
-        const Held weight = book_.cast_weight(MemoryClass::kLogits, V * d);
+        // A tied head is the embedding, which is fp32 when it is sharded too.
+        const Held weight = in_.model.tied && book_.is_narrow()
+                                ? book_.take(MemoryClass::kLogits, in_.element_bytes * V * d)
+                                : book_.cast_weight(MemoryClass::kLogits, V * d);
         head_gradient_ = book_.take(MemoryClass::kGradients, kWide * V * d);
         const Held logits = book_.take(MemoryClass::kLogits, in_.element_bytes * rows * V);
         if (book_.is_narrow()) {

@@ -83,12 +83,6 @@ plan::MemoryPlanInput memory_plan_input(const Recipe& recipe) {
     ParallelOptions accelerator = train.accelerator;
     accelerator.device = "cpu";  // a plan for CUDA needs no build with CUDA
     const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
-    if (parallel.dp * parallel.cp % parallel.shard_size != 0) {
-        throw UsageError(fmt::format(
-            "train.accelerator.fsdp_shard_size: {} does not divide the {} ranks: use a divisor, or "
-            "leave it out to shard over all ranks",
-            parallel.shard_size, parallel.dp * parallel.cp));
-    }
     const std::int64_t rows_per_rank = (train.global_batch_size + parallel.dp - 1) / parallel.dp;
     const std::int64_t rows = std::min(train.micro_batch_size, rows_per_rank);
     return {

@@ -36,9 +36,8 @@ class ShardedParameters final : public ParameterResidency {
     ShardedParameters(const ModelConfig& config, const ShardingOptions& options);
 
     /// The leaves that a HybridModel of the configuration is made of, in parameter_shapes order:
-    /// matrices in the compute dtype; A_log, dt_bias, norms, convolutions,
-    /// routers and the embedding in fp32.
-    /// Their memory is there while their unit is. Gradients are fp32.
+    /// matrices in the compute dtype; A_log, dt_bias, norms, convolutions, routers and the
+    /// embedding in fp32. Their memory is there while their unit is. Gradients are fp32.
     [[nodiscard]] std::vector<NamedParameter> leaves() const;
     /// This rank's runs of the parameters, fp32; .grad holds the reduced gradient after
     /// finish_step.

@@ -253,7 +253,7 @@ TEST_F(CheckpointFaults, AFileSystemThatIsFull) {
     }
     const SmallFileSystem small(folder_ / "small", 3 * save_bytes);
     if (!small.is_mounted()) {
-        GTEST_SKIP() << "this user may not mount a small file system";
+        GTEST_SKIP() << "waits for a user who may mount a tmpfs (root, CAP_SYS_ADMIN)";
     }
     fs::copy(dir_, folder_ / "small/run", fs::copy_options::recursive);
     dir_ = folder_ / "small/run";
