@@ -59,6 +59,7 @@ TEST(BenchCp, RefusesInOneLine) {
         {{"--ranks", "1"}, "--ranks"},
         {{"--repeats", "0"}, "--repeats"},
         {{"train.accelerator.cpp=2"}, "cpp"},
+        {{"train.accelerator.fsdp=true"}, "bench train"},
     };
     for (const auto& [arguments, word] : cases) {
         const Outcome outcome = bench(arguments);

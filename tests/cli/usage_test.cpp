@@ -42,6 +42,9 @@ TEST(Usage, WrongValues) {
     expect_one_line(run_hcp({"verify", "op", "conv1d", file}), "verify op gdn");
     expect_one_line(run_hcp({"verify", "op", "swiglu_mlp", file, "--dtype", "bf16"}), "fp32");
     expect_one_line(run_hcp({"train", "no/such/recipe.yaml"}), "no/such/recipe.yaml");
+    expect_one_line(run_hcp({"verify", "model", golden("models/dense_tiny"), "--batch", file,
+                             "--expected", file, "train.accelerator.fsdp=true"}),
+                    "parameters whole");
 }
 
 TEST(Usage, HelpShowsExamples) {
@@ -52,6 +55,9 @@ TEST(Usage, HelpShowsExamples) {
                                                             {"verify", "parallel"},
                                                             {"export"},
                                                             {"inspect", "layout"},
+                                                            {"inspect", "checkpoint"},
+                                                            {"plan"},
+                                                            {"bench", "train"},
                                                             {"version"}};
     for (std::vector<std::string> words : commands) {
         words.push_back("--help");
