@@ -2,7 +2,7 @@
 # On a machine with CUDA, libtorch (a Python torch of the pinned version) and at least one GPU: builds with HCP_CUDA=ON,
 # checks the operators and a model on the GPU, over NCCL where there are two GPUs, and prints a short table last.
 #   tools/gpu_check.sh PREFIX GOLDEN_FOLDER OUTPUT_FOLDER
-# PREFIX holds what such a machine may lack: headers and CMake packages of yaml-cpp, CLI11, nlohmann-json, fmt and gloo.
+# PREFIX holds what such a machine may lack: headers and CMake packages of yaml-cpp, CLI11, nlohmann-json, fmt, gloo and xxHash.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

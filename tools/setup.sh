@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly kPackages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-venv libyaml-cpp-dev
-    libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev libgloo-dev)
+    libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev libgloo-dev libxxhash-dev)
 readonly kVenv=.deps/python
 readonly kLog=.deps/setup.log
 readonly kTorchMegabytes=2000  # the wheel, and what it unpacks to
