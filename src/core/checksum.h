@@ -1,5 +1,5 @@
-// XXH64, the 64-bit checksum of xxHash (seed 0): a thread sums several GB/s, so that a disk, not the
-// checksum, sets the pace of a save.
+// XXH64, the 64-bit checksum of xxHash (seed 0): a thread sums several GB/s, so that a disk, not
+// the checksum, sets the pace of a save.
 #pragma once
 
 #include <cstddef>
