@@ -82,7 +82,7 @@ class Worker {
     /// A step on one rank, and the part of it that the linear mixers take: each runs forward and
     /// backward alone, on inputs of the same shape.
     Json run_alone() {
-        const Parallel parallel;
+        const Parallel parallel = one_rank();
         std::vector<double> step_ms, linear_ms;
         for (int i = 0; i < options_.warm_up + options_.repeats; ++i) {
             const double whole = milliseconds([&] { step(parallel); });
@@ -104,6 +104,13 @@ class Worker {
     }
 
   private:
+    /// One rank with the recipe's kernels: what the variants are held against.
+    [[nodiscard]] Parallel one_rank() const {
+        ParallelOptions alone = recipe_.train.accelerator;
+        alone.dp = alone.cp = 1;
+        return make_parallel(alone, model_.config().head_counts(), recipe_.model.dtype);
+    }
+
     [[nodiscard]] TokenBatch random_batch() const {
         TokenBatch batch;
         batch.document_lengths = options_.documents;
@@ -159,7 +166,7 @@ class Worker {
     void make_reference() {
         on_rank_zero(mesh_, "the step on one rank", [&] {
             reference_loss_ =
-                forward_backward(model_, {batch_}, Parallel{}, one_rank_mesh("cpu")).loss;
+                forward_backward(model_, {batch_}, one_rank(), one_rank_mesh("cpu")).loss;
             reference_ = gradients();
         });
     }
