@@ -137,7 +137,12 @@ std::vector<BenchVariant> bench_variants(const BenchCpOptions& options,
         choice.sequence_layout = words.stream;
         choice.linear_attention_layout = words.linear_layout;
         choice.convert_to = words.convert_to;
-        if (!wanted || !check_support(choice, heads, dtype).supported) {
+        const Support support = check_support(choice, heads, dtype);
+        if (wanted && !support.supported && !options.variants.empty()) {
+            throw UsageError(fmt::format("bench cp --variants {}, {} ranks: {}", words.name,
+                                         choice.cp, support.rule));
+        }
+        if (!wanted || !support.supported) {
             continue;
         }
         BenchVariant variant{words.name, make_parallel(choice, heads, dtype)};
@@ -201,8 +206,28 @@ int bench_cp(const BenchCpOptions& options) {
             "bench cp keeps parameters whole: leave train.accelerator.fsdp out (bench train "
             "compares sharded ones)");
     }
-    (void)bench_variants(options, recipe.train.accelerator,
-                         recipe_model_config(recipe.model).head_counts(), recipe.model.dtype);
+    if (recipe.train.accelerator.device != "cpu") {
+        throw UsageError(
+            fmt::format("bench cp runs on device cpu, not {}: its ranks are processes "
+                        "of this machine that talk over Gloo",
+                        recipe.train.accelerator.device));
+    }
+    constexpr std::int64_t kMostTokens = 1 << 24;
+    std::int64_t tokens = options.documents.empty() ? recipe.data.sequence_length : 0;
+    for (const std::int64_t length : options.documents) {
+        tokens += length;
+    }
+    if (tokens < 1 || tokens > kMostTokens) {
+        throw UsageError(fmt::format("bench cp: {} tokens in all documents; 1 to {} can be timed",
+                                     tokens, kMostTokens));
+    }
+    for (const int num_ranks : options.ranks) {  // refused before any rank starts
+        ParallelOptions accelerator = recipe.train.accelerator;
+        accelerator.dp = 1;
+        accelerator.cp = num_ranks;
+        (void)bench_variants(options, accelerator, recipe_model_config(recipe.model).head_counts(),
+                             recipe.model.dtype);
+    }
     // The share of the linear layers is that of ranks with as many threads as the others have.
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const bool chosen = ::getenv("OMP_NUM_THREADS") != nullptr;

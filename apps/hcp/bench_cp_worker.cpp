@@ -106,9 +106,8 @@ class Worker {
   private:
     /// One rank with the recipe's kernels: what the variants are held against.
     [[nodiscard]] Parallel one_rank() const {
-        ParallelOptions alone = recipe_.train.accelerator;
-        alone.dp = alone.cp = 1;
-        return make_parallel(alone, model_.config().head_counts(), recipe_.model.dtype);
+        return make_parallel(on_one_rank(recipe_.train.accelerator), model_.config().head_counts(),
+                             recipe_.model.dtype);
     }
 
     [[nodiscard]] TokenBatch random_batch() const {

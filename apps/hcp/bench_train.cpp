@@ -96,8 +96,8 @@ class BenchTrain {
     }
 
     void run() {
-        for (int turn = 0; turn < options_.warm_up + options_.repeats; ++turn) {
-            if (turn == std::max(options_.warm_up, 1)) {
+        for (int turn = 0; turn < warm_up_ + options_.repeats; ++turn) {
+            if (turn == warm_up_) {
                 verify();
             }
             for (Lane& lane : lanes_) {
@@ -149,6 +149,11 @@ class BenchTrain {
 
     void step(Lane& lane, int turn) {
         const std::vector<TokenBatch> batches = batches_of(turn);
+        if (lane.trained->shards() == nullptr) {  // else the step frees what it is not charged with
+            for (const ParameterPiece& piece : lane.trained->pieces()) {
+                at::Tensor(piece.value).mutable_grad().reset();
+            }
+        }
         mesh_.world->barrier("bench");
         mesh_.reset_recorders();
         const TensorMemory memory;
@@ -162,7 +167,7 @@ class BenchTrain {
         mesh_.world->all_reduce_max("bench", ms);
         lane.losses.push_back(loss.loss);
         lane.norms.push_back(norm);
-        if (turn >= options_.warm_up) {
+        if (turn >= warm_up_) {
             lane.step_ms.push_back(ms.item<double>());
             lane.peak_bytes = std::max(lane.peak_bytes, memory.peak_bytes());
         }
@@ -187,6 +192,7 @@ class BenchTrain {
     }
 
     const BenchTrainOptions& options_;
+    const int warm_up_ = std::max(options_.warm_up, 1);  // verified before any is timed
     const Recipe& recipe_;
     const Mesh& mesh_;
     Parallel parallel_;

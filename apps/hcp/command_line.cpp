@@ -45,7 +45,7 @@ void add_verify_model(CLI::App& verify, Request& request) {
     command->add_flag(
         "--against-one-rank", options.against_one_rank,
         "compute on one rank too: the error may be twice as large, or a quarter of the bar");
-    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_report(command, options.report_path, "write the table as JSON to this file");
     add_nproc(command, request);
     examples(command,
              "  D=tests/golden/models/dense_tiny\n"
@@ -65,7 +65,7 @@ void add_verify_trajectory(CLI::App& verify, Request& request) {
     command->add_option("overrides", options.overrides, kOverrideHelp);
     command->add_option("--model", options.model_folder, "the model that the run starts from")
         ->required();
-    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_report(command, options.report_path, "write the table as JSON to this file");
     add_nproc(command, request);
     examples(command,
              "  hcp verify trajectory tests/golden/trajectories/dense_tiny --model "
@@ -85,7 +85,7 @@ void add_verify_parallel(CLI::App& verify, Request& request) {
     command->add_flag(
         "--chunk-bar", options.chunk_bar,
         "a third run, with another chunk size on one rank: twice its difference may be the bar");
-    command->add_option("--report", options.report_path, "write the table as JSON to this file");
+    add_report(command, options.report_path, "write the table as JSON to this file");
     add_nproc(command, request);
     examples(
         command,
@@ -123,7 +123,7 @@ void add_verify_op(CLI::App& verify, Request& request) {
     op->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
     op->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
     op->add_option("--chunk", options.chunk_size, "gdn: tokens a chunk")->capture_default_str();
-    op->add_option("--report", options.report_path, "write the tables as JSON to this file");
+    add_report(op, options.report_path, "write the tables as JSON to this file");
     examples(op,
              "  hcp verify op gdn tests/golden/ops/gdn/*.safetensors\n"
              "  hcp verify op gdn tests/golden/ops/gdn/cp4.safetensors --backend reference\n"
@@ -183,7 +183,7 @@ void add_plan(CLI::App& app, Request& request) {
                         "a device's memory: 80GB; exit status 1 where it does not do");
     command->add_option("--nproc", options.num_ranks, "so many ranks will be started; checked");
     command->add_option("--color", options.color, "auto, always or never")->capture_default_str();
-    command->add_option("--report", options.report_path, "write the numbers as JSON to this file");
+    add_report(command, options.report_path, "write the numbers as JSON to this file");
     examples(command,
              "  hcp plan recipes/demo.yaml --hbm 2GB\n"
              "  hcp plan recipes/plan_35b_256k.yaml --hbm 53.3GB\n"

@@ -16,7 +16,7 @@ void add_step_options(CLI::App* command, Options& options) {
     command->add_option("--repeats", options.repeats, "timed steps of each variant, by turns")
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();
-    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    add_report(command, options.report_path, "write all numbers as JSON to this file");
 }
 
 void add_bench_cp(CLI::App& bench, Request& request) {
@@ -33,7 +33,7 @@ void add_bench_cp(CLI::App& bench, Request& request) {
     comma_separated(
         command->add_option("--documents", options.documents,
                             "tokens of each document; one of data.sequence_length if left out"))
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 24));
     command->add_option("--level", options.level, "model, or layer: one linear-attention mixer")
         ->capture_default_str();
     add_step_options(command, options);
@@ -61,7 +61,7 @@ void add_measuring_options(CLI::App* command, Options& options) {
     command->add_option("--repeats", options.repeats, "timed runs of each variant, by turns")
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();
-    command->add_option("--report", options.report_path, "write all numbers as JSON to this file");
+    add_report(command, options.report_path, "write all numbers as JSON to this file");
 }
 
 void add_bench_gdn(CLI::App& bench, Request& request) {

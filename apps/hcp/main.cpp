@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <torch/version.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -134,6 +135,7 @@ void keep_freed_memory() {
 int main(int argc, char** argv) {
     hybridcp::cli::keep_freed_memory();
     hybridcp::quiet_backend_logs();
+    std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond a limit fails, and says where
     // libtorch's record of recent collectives: memory that grows for as many steps as it holds.
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
     return hybridcp::cli::guarded_run(std::vector<std::string>(argv + 1, argv + argc));

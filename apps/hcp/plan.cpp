@@ -97,6 +97,18 @@ nlohmann::ordered_json to_json(const PlanText& plan) {
     return json;
 }
 
+/// Whether a recipe changed so is accepted: advice must not break another rule.
+bool is_accepted(const PlanOptions& options, const plan::Advice& advice) {
+    std::vector<std::string> overrides = options.overrides;
+    overrides.push_back(advice.change.substr(0, advice.change.find(' ')));
+    try {
+        (void)memory_plan_input(load_recipe(options.recipe_path, overrides));
+        return true;
+    } catch (const UsageError&) {
+        return false;
+    }
+}
+
 }  // namespace
 
 std::int64_t parse_bytes(const std::string& text) {
@@ -159,6 +171,7 @@ int run_plan(const PlanOptions& options) {
         plan.hbm_bytes = parse_bytes(options.hbm);
     }
     plan.advice = memory_advice(input);
+    std::erase_if(plan.advice, [&](const auto& each) { return !is_accepted(options, each); });
     if (!options.report_path.empty()) {
         write_file_atomically(options.report_path, to_json(plan).dump(2) + "\n");
     }

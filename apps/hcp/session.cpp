@@ -98,8 +98,12 @@ void Session::wait_for_others() {
 }
 
 void select_device(const std::string& device, const LaunchEnvironment& environment) {
-    if (device != "cuda") {
+    if (device == "cpu") {
         return;
+    }
+    if (device != "cuda") {
+        throw UsageError(
+            fmt::format("train.accelerator.device '{}': cpu and cuda are known", device));
     }
     if (!at::hasCUDA()) {
         throw UsageError("device cuda: this build or this machine has no CUDA; device cpu works");

@@ -8,9 +8,11 @@
 #include <iostream>
 #include <numbers>
 
+#include "core/files.h"
 #include "hcp/session.h"
 #include "hybridcp/error.h"
 #include "hybridcp/model.h"
+#include "train/checkpoint_manifest.h"
 #include "train/checkpoint_reader.h"
 #include "train/trainer.h"
 
@@ -35,7 +37,7 @@ void take_signals() {
     sigaction(SIGTERM, &action, nullptr);
 }
 
-void print_summary(const TrainReport& report) {
+void print_summary(const TrainReport& report, const std::string& resume) {
     if (report.last_step == report.first_step) {
         fmt::print("nothing to do: {} steps were finished before\n", report.first_step);
     } else {
@@ -58,8 +60,12 @@ void print_summary(const TrainReport& report) {
         }
     }
     if (report.stopped_early) {
+        const std::string how = resume == "auto"
+                                    ? ": the same command goes on from there"
+                                    : ": the same command with checkpoint.resume=auto goes on "
+                                      "from there";
         fmt::print("stopped by a signal after step {}{}\n", report.last_step,
-                   report.checkpoint_folder.empty() ? "" : ": the same command goes on from there");
+                   report.checkpoint_folder.empty() ? "" : how);
     }
     std::fflush(stdout);
 }
@@ -77,7 +83,7 @@ int train(const TrainRequest& request) {
         recipe, session.mesh(),
         {.stop = &stop_requested, .out = &std::cout, .is_terminal = isatty(STDOUT_FILENO) == 1});
     return session.conclude([&] {
-        print_summary(report);
+        print_summary(report, recipe.checkpoint.resume);
         return 0;
     });
 }
@@ -86,6 +92,10 @@ int export_checkpoint(const ExportRequest& request) {
     if (request.dtype != "fp32" && request.dtype != "bf16") {
         throw UsageError(
             fmt::format("unknown dtype '{}': fp32 and bf16 can be exported", request.dtype));
+    }
+    if (path_exists(request.folder + "/" + kManifestFile)) {
+        throw UsageError(
+            fmt::format("{} is a checkpoint: export into another folder", request.folder));
     }
     std::string folder = request.checkpoint;
     std::optional<std::string> damage = checkpoint_damage(folder);

@@ -83,8 +83,7 @@ Curve train_alone(Recipe recipe, const std::string& folder) {
         // The load-balancing loss is one of each micro-batch over all ranks (docs/moe.md).
         recipe.train.micro_batch_size *= recipe.train.accelerator.dp;
     }
-    recipe.train.accelerator.dp = 1;
-    recipe.train.accelerator.cp = 1;
+    recipe.train.accelerator = on_one_rank(recipe.train.accelerator);
     return train_once(recipe, one_rank_mesh(recipe.train.accelerator.device), folder);
 }
 
@@ -249,7 +248,7 @@ int verify_parallel(const VerifyParallelOptions& options) {
     select_device(accelerator.device, environment);
     Session session(environment, accelerator,
                     std::chrono::seconds(recipe.train.comm_timeout_seconds));
-    // Rank 0 writes the final parameters; the ranks' recipes must agree on where.
+    // All ranks write the final parameters, into a folder that rank 0 makes under TMPDIR.
     const auto scratch = session.rank() == 0 ? std::make_unique<TemporaryFolder>() : nullptr;
     const std::string folder = session.text_of_rank_0("scratch", scratch ? scratch->path() : "");
     if (session.rank() == 0) {

@@ -51,10 +51,14 @@ struct Support {
     std::string nearest;  // key: value of the nearest supported choice
 };
 
-/// dtype: the compute dtype's name in the recipe, fp32 | bf16.
+/// dtype: the compute dtype's name in the recipe, fp32 | bf16. for_this_build: as make_parallel.
 [[nodiscard]] Support check_support(const ParallelOptions& options,
                                     const HeadCounts& heads,
-                                    const std::string& dtype);
+                                    const std::string& dtype,
+                                    bool for_this_build = true);
+
+/// The same kernels on one rank: what many ranks are compared with.
+[[nodiscard]] ParallelOptions on_one_rank(ParallelOptions options);
 
 /// Ranks that share the parameters among them; 1 without fsdp.
 [[nodiscard]] int shard_size(const ParallelOptions& options);
@@ -79,8 +83,10 @@ struct Parallel {
 };
 
 /// Errors: UsageError with check_support's rule and nearest choice.
+/// for_this_build false: to plan for a device that this build does not have.
 [[nodiscard]] Parallel make_parallel(const ParallelOptions& options,
                                      const HeadCounts& heads,
-                                     const std::string& dtype);
+                                     const std::string& dtype,
+                                     bool for_this_build = true);
 
 }  // namespace hybridcp

@@ -18,7 +18,7 @@ class ParameterResidency {
     /// The same for the backward pass.
     virtual void before_backward(std::int64_t unit) = 0;
     /// All gradients of the unit's parameters are in their leaves' .grad and may be taken from
-    /// there.
+    /// there; a tied head's only with the embedding's.
     virtual void after_backward(std::int64_t unit) = 0;
 };
 

@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <vector>
 
 #include "core/checksum.h"
@@ -79,13 +77,33 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 }
 
 std::string read_file(const std::string& path) {
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream) {
-        throw FormatError(fmt::format("cannot read {}: {}", path, std::strerror(errno)));
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    std::string content;
+    std::vector<char> piece(std::size_t{1} << 16);
+    ssize_t count = descriptor < 0 ? -1 : 1;
+    while (count > 0) {
+        do {
+            count = ::read(descriptor, piece.data(), piece.size());
+        } while (count < 0 && errno == EINTR);
+        content.append(piece.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
     }
-    std::ostringstream content;
-    content << stream.rdbuf();
-    return content.str();
+    const int reason = errno;
+    if (descriptor >= 0) {
+        ::close(descriptor);
+    }
+    if (count < 0) {  // a folder opens, but cannot be read
+        throw FormatError(fmt::format("cannot read {}: {}", path, std::strerror(reason)));
+    }
+    return content;
+}
+
+bool path_exists(const std::string& path) {
+    std::error_code error;
+    const bool exists = std::filesystem::exists(path, error);
+    if (error) {
+        throw FormatError(fmt::format("cannot look at {}: {}", path, error.message()));
+    }
+    return exists;
 }
 
 void sync_folder(const std::string& folder) {
@@ -101,7 +119,8 @@ void sync_folder(const std::string& folder) {
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    // Opening a pipe that nobody writes would wait for ever; of files the flag changes nothing.
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status{};
     if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
         const std::string reason = descriptor_ < 0 ? std::strerror(errno) : "not a regular file";

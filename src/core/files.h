@@ -52,6 +52,9 @@ class InputFile {
     std::uint64_t size_bytes_ = 0;
 };
 
+/// Errors: FormatError naming a path that cannot be looked at, which is not one that is absent.
+[[nodiscard]] bool path_exists(const std::string& path);
+
 void write_file_atomically(const std::string& path, std::string_view content);
 /// Errors: FormatError naming the path and the system's reason.
 [[nodiscard]] std::string read_file(const std::string& path);

@@ -132,9 +132,9 @@ Support check_heads(const ParallelOptions& options, const HeadCounts& heads) {
     return {};
 }
 
-Support check_device(const ParallelOptions& options) {
+Support check_device(const ParallelOptions& options, [[maybe_unused]] bool for_this_build) {
 #ifndef HCP_CUDA
-    if (options.device == "cuda") {
+    if (options.device == "cuda" && for_this_build) {
         return refuse("device: cuda needs a build configured with HCP_CUDA=ON", "device: cpu");
     }
 #endif
@@ -170,17 +170,26 @@ LayoutKind layout_kind(const std::string& word) {
 
 Support check_support(const ParallelOptions& options,
                       const HeadCounts& heads,
-                      const std::string& dtype) {
+                      const std::string& dtype,
+                      bool for_this_build) {
     if (Support support = check_words(options, dtype); !support.supported) {
         return support;
     }
     if (Support support = check_sizes(options); !support.supported) {
         return support;
     }
-    if (Support support = check_device(options); !support.supported) {
+    if (Support support = check_device(options, for_this_build); !support.supported) {
         return support;
     }
     return check_heads(options, heads);
+}
+
+ParallelOptions on_one_rank(ParallelOptions options) {
+    options.dp = options.cp = 1;
+    options.fsdp = false;
+    options.fsdp_shard_size.reset();
+    options.ulysses_degree.reset();
+    return options;
 }
 
 int shard_size(const ParallelOptions& options) {
@@ -189,8 +198,9 @@ int shard_size(const ParallelOptions& options) {
 
 Parallel make_parallel(const ParallelOptions& options,
                        const HeadCounts& heads,
-                       const std::string& dtype) {
-    const Support support = check_support(options, heads, dtype);
+                       const std::string& dtype,
+                       bool for_this_build) {
+    const Support support = check_support(options, heads, dtype, for_this_build);
     if (!support.supported) {
         throw UsageError(
             fmt::format("{}; nearest supported choice: {}", support.rule, support.nearest));

@@ -135,7 +135,9 @@ class Step {
 
     void backward() {
         ledger_.begin("backward pass of the head");
-        keep_gradient(std::exchange(head_gradient_, Held()));
+        if (!in_.sharded || !in_.model.tied) {  // else autograd keeps it until the embedding's
+            keep_gradient(std::exchange(head_gradient_, Held()));
+        }
         state_.fetch(state_.last_unit(), state_.last_unit() - 1);
         Held d_stream = head_backward();
         state_.reduce(state_.last_unit(), book_.gradients);
@@ -149,6 +151,7 @@ class Step {
         }
         ledger_.begin("backward pass of the embedding");
         book_.add_gradient(in_.model.vocabulary * in_.model.hidden);
+        head_gradient_.reset();
         d_stream.reset();
         normed_.reset();
         state_.reduce(0, book_.gradients);

@@ -59,17 +59,15 @@ void State::reduce(std::int64_t unit, std::vector<Held>& gradients) {
     }
     finish_reductions();
     release(unit);
-    for (const std::int64_t each : parts_of(unit)) {
-        const Unit& sizes = units_[static_cast<std::size_t>(each)];
-        const std::int64_t row = part(sizes.narrow) + part(sizes.wide);
-        Held rows = ledger_.take(MemoryClass::kGradients, kWide * row * in_.shard_size);
-        gradients.clear();
-        if (in_.shard_size > 1) {
-            reducing_.push_back(std::move(rows));
-            reducing_.push_back(ledger_.take(MemoryClass::kGradients,
-                                             kWide * row * (in_.on_cuda ? 1 : in_.shard_size)));
-            row_ = std::max(row_, row);
-        }
+    const Unit& sizes = units_[static_cast<std::size_t>(unit)];
+    const std::int64_t row = part(sizes.narrow) + part(sizes.wide);
+    Held rows = ledger_.take(MemoryClass::kGradients, kWide * row * in_.shard_size);
+    gradients.clear();
+    if (in_.shard_size > 1) {
+        reducing_.push_back(std::move(rows));
+        reducing_.push_back(ledger_.take(MemoryClass::kGradients,
+                                         kWide * row * (in_.on_cuda ? 1 : in_.shard_size)));
+        row_ = std::max(row_, row);
     }
 }
 

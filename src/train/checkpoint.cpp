@@ -198,6 +198,7 @@ std::optional<std::string> shared_checkpoint_damage(const Mesh& mesh, const std:
     std::string damage;
     try {
         const CheckpointReader reader(folder);
+        (void)reader.state();
         const auto checks = reader.checks();
         std::uint64_t total = 0;
         for (const auto& check : checks) {
@@ -228,11 +229,11 @@ std::optional<std::string> shared_checkpoint_damage(const Mesh& mesh, const std:
 std::optional<std::string> shared_latest_checkpoint(
     const Mesh& mesh, const std::string& dir, const std::function<void(const std::string&)>& skip) {
     std::string names;  // as rank 0 sees them, each ended by a newline, the newest last
-    if (mesh.world->rank() == 0) {
+    on_rank_zero(mesh, "find the checkpoint", [&] {
         for (const auto& [step, folder] : list_checkpoints(dir)) {
             names += fs::path(folder).filename().string() + "\n";
         }
-    }
+    });
     names = gather_text(mesh, "find the checkpoint", names).front();
     while (!names.empty()) {
         names.pop_back();
@@ -280,13 +281,13 @@ void check_shared_folder(const Mesh& mesh,
     on_rank_zero(mesh, "see the checkpoint folder", [&] { write_file_atomically(path, token); });
     on_every_rank(mesh, "see the checkpoint folder", [&] {
         const auto deadline = std::chrono::steady_clock::now() + patience;
-        while (!fs::exists(path) && std::chrono::steady_clock::now() < deadline) {
+        while (!path_exists(path) && std::chrono::steady_clock::now() < deadline) {
             std::this_thread::sleep_for(kPollInterval);
         }
-        if (!fs::exists(path)) {
+        if (!path_exists(path)) {
             throw UsageError(fmt::format(
                 "rank {} does not see the folder {} of rank 0: checkpoints need one that all "
-                "ranks share, on a file system between the machines",
+                "ranks share, on a file system between the machines (verify parallel: TMPDIR)",
                 mesh.world->rank(), folder));
         }
     });

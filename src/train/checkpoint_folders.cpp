@@ -21,7 +21,7 @@ constexpr std::string_view kUnfinished = ".tmp";
 constexpr std::string_view kReplaced = ".old";  // by a newer one of its name, or about to be
 
 /// The step of a folder named step-N and then `suffix`; nothing for another name.
-std::optional<std::int64_t> step_of_folder(const fs::path& folder, std::string_view suffix) {
+std::optional<std::int64_t> parse_name(const fs::path& folder, std::string_view suffix) {
     const std::string name = folder.filename().string();
     if (!name.starts_with(kFolderPrefix) || !name.ends_with(suffix)) {
         return std::nullopt;
@@ -34,13 +34,17 @@ std::optional<std::int64_t> step_of_folder(const fs::path& folder, std::string_v
 
 std::map<std::int64_t, std::string> list_folders(const std::string& dir, std::string_view suffix) {
     std::map<std::int64_t, std::string> found;
-    std::error_code none;  // a dir that does not exist holds none
-    for (const auto& entry : fs::directory_iterator(dir, none)) {
-        const auto step = step_of_folder(entry.path(), suffix);
-        if (step && entry.is_directory(none)) {
-            found[*step] = entry.path().string();
-        }
+    if (!path_exists(dir)) {
+        return found;
     }
+    with_files("list " + dir, [&] {
+        for (const auto& entry : fs::directory_iterator(dir)) {
+            const auto step = parse_name(entry.path(), suffix);
+            if (step && entry.is_directory()) {
+                found[*step] = entry.path().string();
+            }
+        }
+    });
     return found;
 }
 
@@ -56,6 +60,10 @@ void with_files(const std::string& what, const std::function<void()>& action) {
 
 std::string step_folder(const std::string& dir, std::int64_t step) {
     return (fs::path(dir) / fmt::format("{}{:08}", kFolderPrefix, step)).string();
+}
+
+std::optional<std::int64_t> step_of_folder(const std::string& folder) {
+    return parse_name(folder, "");
 }
 
 std::string unfinished_folder(const std::string& dir, std::int64_t step) {
@@ -118,8 +126,9 @@ void prune_checkpoints(const std::string& dir, std::int64_t step, std::int64_t k
     }
 }
 
-std::int64_t set_checkpoints_aside(const std::string& dir) {
-    const auto found = list_checkpoints(dir);
+std::int64_t set_checkpoints_aside(const std::string& dir, std::int64_t after_step) {
+    auto found = list_checkpoints(dir);
+    std::erase_if(found, [&](const auto& each) { return each.first <= after_step; });
     for (const auto& [step, folder] : found) {
         const fs::path aside = fs::path(dir) / ("replaced-" + fs::path(folder).filename().string());
         with_files("rename " + folder, [&, source = fs::path(folder)] {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -126,12 +125,15 @@ std::string manifest_text(Manifest manifest) {
 
 Manifest read_manifest(const std::string& folder) {
     const std::string path = folder + "/" + kManifestFile;
-    if (!std::filesystem::exists(path)) {
+    if (!path_exists(path)) {
         throw FormatError(
             fmt::format("{}: no {}: not a checkpoint, or not finished", folder, kManifestFile));
     }
     try {
         const Json json = Json::parse(read_file(path));
+        if (!json.is_object() || !json.contains("version") || !json.contains("content")) {
+            throw FormatError("not the manifest of a checkpoint");
+        }
         if (json.at("version") != kVersion) {
             throw FormatError(fmt::format("version {}, this program reads version {}",
                                           json.at("version").dump(), kVersion));

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -62,13 +61,19 @@ CheckpointReader::CheckpointReader(std::string folder)
 
 TrainState CheckpointReader::state() const {
     check_file(kStateFile);
-    return TrainState::from_json(read_file(path_of(kStateFile)), path_of(kStateFile));
+    TrainState state = TrainState::from_json(read_file(path_of(kStateFile)), path_of(kStateFile));
+    const auto named = step_of_folder(folder_);
+    if (named && *named != state.step) {
+        throw FormatError(
+            fmt::format("{}: holds step {}: give it the name of its step", folder_, state.step));
+    }
+    return state;
 }
 
 void CheckpointReader::check_file(const std::string& name) const {
     const StoredFile& stored = manifest_.files.at(name);
     const std::string path = path_of(name);
-    if (!std::filesystem::exists(path)) {
+    if (!path_exists(path)) {
         throw FormatError(fmt::format("{}: the file is missing", path));
     }
     const InputFile file(path);
@@ -192,6 +197,7 @@ std::optional<std::string> CheckpointReader::damage(const Check& check) const {
 std::optional<std::string> checkpoint_damage(const std::string& folder) {
     try {
         const CheckpointReader reader(folder);
+        (void)reader.state();
         for (const CheckpointReader::Check& check : reader.checks()) {
             if (auto damage = reader.damage(check)) {
                 return damage;

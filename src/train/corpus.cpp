@@ -20,6 +20,10 @@ namespace {
 
 /// Files that a pattern names, sorted by name, so that every rank and every run has the same order.
 std::vector<std::string> matching_files(const std::string& pattern) {
+    std::error_code none;
+    if (std::filesystem::is_regular_file(pattern, none)) {
+        return {pattern};  // its name may hold characters of patterns
+    }
     std::vector<std::string> paths;
     glob_t found{};
     if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
@@ -108,7 +112,8 @@ Corpus::Corpus(const std::vector<std::string>& patterns, const std::string& key)
     for (const Document& document : documents_) {
         offsets_.push_back(offsets_.back() + document.num_tokens);
     }
-    if (num_tokens() == 0) {
+    const auto num_ends = is_bytes_ ? static_cast<std::int64_t>(documents_.size()) : 0;
+    if (num_tokens() <= num_ends) {
         throw UsageError(fmt::format("{}: the files hold no token", key));
     }
 }

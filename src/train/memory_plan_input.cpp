@@ -80,9 +80,8 @@ plan::ModelSizes model_sizes(const ModelConfig& config) {
 plan::MemoryPlanInput memory_plan_input(const Recipe& recipe) {
     const ModelConfig config = recipe_model_config(recipe.model);
     const TrainRecipe& train = recipe.train;
-    ParallelOptions accelerator = train.accelerator;
-    accelerator.device = "cpu";  // a plan for CUDA needs no build with CUDA
-    const Parallel parallel = make_parallel(accelerator, config.head_counts(), recipe.model.dtype);
+    const Parallel parallel = make_parallel(train.accelerator, config.head_counts(),
+                                            recipe.model.dtype, /*for_this_build=*/false);
     const std::int64_t rows_per_rank = (train.global_batch_size + parallel.dp - 1) / parallel.dp;
     const std::int64_t rows = std::min(train.micro_batch_size, rows_per_rank);
     return {

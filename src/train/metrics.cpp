@@ -93,19 +93,21 @@ MetricsFile::MetricsFile(const std::string& dir, std::int64_t last_step)
     if (error) {
         throw FormatError(fmt::format("log.dir: cannot create {}: {}", dir, error.message()));
     }
+    lock_.emplace(dir, "metrics.lock");
     std::string kept;
     if (last_step > 0 && std::filesystem::exists(path_)) {
         std::istringstream lines(read_file(path_));
         std::string text;
         while (std::getline(lines, text)) {
             const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
-            if (!line.is_object() || !line.contains("step") || !line.contains("loss") ||
+            if (!line.is_object() || !line.value("step", nlohmann::json()).is_number_integer() ||
+                !line.value("loss", nlohmann::json()).is_number() ||
                 line["step"].get<std::int64_t>() > last_step) {
                 continue;
             }
             const auto step = line["step"].get<std::int64_t>();
             curve_.training.push_back({step, line["loss"].get<double>()});
-            if (line.contains("validation_loss")) {
+            if (line.value("validation_loss", nlohmann::json()).is_number()) {
                 curve_.validation.push_back({step, line["validation_loss"].get<double>()});
             }
             kept += text + "\n";

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "core/folder_lock.h"
 #include "hybridcp/group.h"
 #include "train/loss_curve.h"
 #include "train/memory_report.h"
@@ -63,6 +64,7 @@ class MetricsFile {
     [[nodiscard]] const LossCurve& curve() const { return curve_; }
 
   private:
+    std::optional<FolderLock> lock_;  // of the folder: two runs would mix their lines
     std::string path_;
     std::ofstream stream_;
     LossCurve curve_;

@@ -57,9 +57,10 @@ double gradient_norm(const std::vector<ParameterPiece>& pieces, Group* shards) {
     }
     if (shards != nullptr && shards->size() > 1) {
         if (!squares.defined()) {
-            squares = at::zeros({}, pieces.front().value.options().dtype(at::kDouble));
+            squares = at::zeros({}, at::TensorOptions(shards->device()).dtype(at::kDouble));
         }
-        shards->all_reduce_sum("grad_norm", squares);
+        // Gathered, then added in one order everywhere: replicas must clip by the same bits.
+        squares = shards->all_gather("grad_norm", squares.reshape({1})).sum();
     }
     return squares.defined() ? std::sqrt(squares.item<double>()) : 0.0;
 }

@@ -49,7 +49,7 @@ class AdamW {
 };
 
 /// The norm of all gradients together (squares summed in fp64, piece by piece). `shards`: the ranks
-/// that hold the other pieces; null where this rank has all. Comm: one all-reduce of a number over
+/// that hold the other pieces; null where this rank has all. Comm: one all-gather of a number over
 /// `shards` (op "grad_norm").
 [[nodiscard]] double gradient_norm(const std::vector<ParameterPiece>& pieces,
                                    Group* shards = nullptr);

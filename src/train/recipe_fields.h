@@ -20,6 +20,11 @@ struct Rule {
     std::vector<std::string> choices = {};  // of a word; empty: any
 };
 
+// Beyond any machine of today, and small enough that products of them fit 64 bits.
+constexpr double kMostTokens = 1 << 30;  // of a row: labels are its next tokens, so two at least
+constexpr double kMostRows = 1 << 24;
+constexpr double kMostRanks = 1 << 15;
+
 inline Rule at_least(double minimum) {
     return {.minimum = minimum};
 }
@@ -49,7 +54,7 @@ template <typename Visitor>
 void visit_data(Visitor& visitor, DataRecipe& data) {
     visitor.field("path", data.path, Rule{});
     visitor.field("tokenizer", data.tokenizer, one_of({"bytes"}));
-    visitor.field("sequence_length", data.sequence_length, at_least(1));
+    visitor.field("sequence_length", data.sequence_length, from_to(2, kMostTokens));
     visitor.field("validation_path", data.validation_path, Rule{});
     visitor.field("packing", data.packing, Rule{});
 }
@@ -58,8 +63,8 @@ void visit_data(Visitor& visitor, DataRecipe& data) {
 template <typename Visitor>
 void visit_accelerator(Visitor& visitor, ParallelOptions& options) {
     visitor.field("device", options.device, Rule{});
-    visitor.field("dp", options.dp, at_least(1));
-    visitor.field("cp", options.cp, at_least(1));
+    visitor.field("dp", options.dp, from_to(1, kMostRanks));
+    visitor.field("cp", options.cp, from_to(1, kMostRanks));
     visitor.field("tp", options.tp, at_least(1));
     visitor.field("fsdp", options.fsdp, Rule{});
     visitor.field("fsdp_shard_size", options.fsdp_shard_size, at_least(1));
@@ -78,8 +83,8 @@ void visit_accelerator(Visitor& visitor, ParallelOptions& options) {
 template <typename Visitor>
 void visit_train(Visitor& visitor, TrainRecipe& train) {
     visitor.field("steps", train.steps, at_least(1));
-    visitor.field("global_batch_size", train.global_batch_size, at_least(1));
-    visitor.field("micro_batch_size", train.micro_batch_size, at_least(1));
+    visitor.field("global_batch_size", train.global_batch_size, from_to(1, kMostRows));
+    visitor.field("micro_batch_size", train.micro_batch_size, from_to(1, kMostRows));
     visitor.field("seed", train.seed, at_least(0));
     visitor.section("optimizer", [&] {
         visitor.field("name", train.optimizer.name, one_of({"adamw"}));
@@ -97,8 +102,8 @@ void visit_train(Visitor& visitor, TrainRecipe& train) {
     visitor.field("eval_every", train.eval_every, at_least(0));
     visitor.field("activation_checkpoint", train.activation_checkpoint,
                   one_of({"none", "full", "selective"}));
-    visitor.field("gdn_chunk_size", train.gdn_chunk_size, at_least(1));
-    visitor.field("comm_timeout_seconds", train.comm_timeout_seconds, at_least(1));
+    visitor.field("gdn_chunk_size", train.gdn_chunk_size, from_to(1, 256));
+    visitor.field("comm_timeout_seconds", train.comm_timeout_seconds, from_to(1, 7 * 24 * 3600));
     visitor.section("accelerator", [&] { visit_accelerator(visitor, train.accelerator); });
 }
 

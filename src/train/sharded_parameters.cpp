@@ -122,8 +122,12 @@ void ShardedParameters::after_backward(std::int64_t unit) {
     finish_reductions();
     for (FlatShard* shard : shards_of(unit)) {
         shard->release();
+    }
+    // A tied head's gradient is in the embedding's leaf once the embedding's is added: it goes
+    // then.
+    for (const auto& shard : units_[static_cast<std::size_t>(unit)]) {
         shard->start_reduce();
-        reducing_.push_back(shard);
+        reducing_.push_back(shard.get());
     }
 }
 

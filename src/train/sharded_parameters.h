@@ -42,8 +42,6 @@ class ShardedParameters final : public ParameterResidency {
     /// This rank's runs of the parameters, fp32; .grad holds the reduced gradient after
     /// finish_step.
     [[nodiscard]] const std::vector<ParameterPiece>& pieces() const { return pieces_; }
-    [[nodiscard]] Group& shards() const { return *options_.shards; }
-    [[nodiscard]] Group& replicas() const { return *options_.replicas; }
 
     /// Of all units, in their order.
     [[nodiscard]] std::vector<const FlatShard*> flat_shards() const;

@@ -165,6 +165,10 @@ class Trainer {
             note(fmt::format("the data have changed since ({}): the order of rows is another one",
                              saved.data_fingerprint));
         }
+        if (saved.recipe_hash != state_.recipe_hash) {
+            note("the recipe has changed since");
+        }
+        leave_checkpoints_after(saved.step);
         state_.step = saved.step;
         state_.consumed_rows = saved.consumed_rows;
         report_.checkpoint_folder = *folder;
@@ -176,24 +180,39 @@ class Trainer {
         const std::string& choice = recipe_.checkpoint.resume;
         on_rank_zero(mesh_, "tidy checkpoint.dir", [&] { tidy_checkpoints(dir); });
         if (choice == "never") {
-            on_rank_zero(mesh_, "rename older checkpoints", [&] {
-                const std::int64_t count = set_checkpoints_aside(dir);
-                note(count == 0 ? ""
-                                : fmt::format("checkpoint.resume is never: {} older checkpoints in "
-                                              "{} are now named replaced-step-*",
-                                              count, dir));
-            });
+            leave_checkpoints_after(-1);
             return std::nullopt;
         }
         if (choice == "auto") {
-            return shared_latest_checkpoint(mesh_, dir, [&](const std::string& reason) {
+            std::int64_t num_skipped = 0;
+            auto folder = shared_latest_checkpoint(mesh_, dir, [&](const std::string& reason) {
                 note("skipped a checkpoint: " + reason);
+                ++num_skipped;
             });
+            if (!folder && num_skipped > 0) {
+                throw FormatError(fmt::format(
+                    "{}: none of its checkpoints can be loaded: mend one, or start anew with "
+                    "checkpoint.resume: never",
+                    dir));
+            }
+            return folder;
         }
         if (const auto damage = shared_checkpoint_damage(mesh_, choice)) {
             throw FormatError("checkpoint.resume: " + *damage);
         }
         return choice;
+    }
+
+    /// What is saved after the step from which this run goes on is not its future: it is damaged,
+    /// or another run's.
+    void leave_checkpoints_after(std::int64_t step) const {
+        const std::string& dir = *recipe_.checkpoint.dir;
+        on_rank_zero(mesh_, "rename older checkpoints", [&] {
+            const std::int64_t count = set_checkpoints_aside(dir, step);
+            note(count == 0 ? ""
+                            : fmt::format("{} other checkpoint{} in {} now named replaced-step-*",
+                                          count, count == 1 ? " is" : "s are", dir));
+        });
     }
 
     [[nodiscard]] bool stop_is_asked() const {

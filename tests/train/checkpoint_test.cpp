@@ -244,12 +244,12 @@ TEST_F(Checkpoints, WhatADeadSaveLeftIsTidied) {
 TEST_F(Checkpoints, ARunThatStartsAnewSetsOlderOnesAside) {
     save(1);
     save(2);
-    EXPECT_EQ(set_checkpoints_aside(dir_), 2);
+    EXPECT_EQ(set_checkpoints_aside(dir_, -1), 2);
     EXPECT_TRUE(exists("run/replaced-step-00000002/manifest.json"));
     std::vector<std::string> skipped;
     EXPECT_FALSE(latest_checkpoint(dir_, skipped).has_value());
     save(2);
-    EXPECT_EQ(set_checkpoints_aside(dir_), 1);
+    EXPECT_EQ(set_checkpoints_aside(dir_, -1), 1);
 }
 
 TEST_F(Checkpoints, AnotherModelIsRefusedByTensor) {

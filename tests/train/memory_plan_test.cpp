@@ -164,6 +164,42 @@ TEST_P(MeasuredMemory, IsThePlansWithinFivePercent) {
     }
 }
 
+/// Autograd keeps the head's gradient until the embedding's is added to it.
+TEST(TiedHead, PlannedGradientsAreThoseOfAShardedStep) {
+    const Recipe recipe =
+        parse_recipe("", "test",
+                     overrides_of({.name = "Tied",
+                                   .choices = {"cp=2", "fsdp=true", "linear_attention_cp_mode=p2p",
+                                               "full_attention_cp_mode=all_gather"},
+                                   .row_tokens = 200}));
+    const Parallel parallel =
+        make_parallel(recipe.train.accelerator, recipe_model_config(recipe.model).head_counts(),
+                      recipe.model.dtype);
+    TrainedModelOptions options = trained_model_options(recipe, parallel);
+    options.config.tie_word_embeddings = true;
+    options.config.vocab_size = 20000;
+    plan::MemoryPlanInput input = memory_plan_input(recipe);
+    input.model = model_sizes(options.config);
+    const plan::PeakMemory planned = plan::plan_memory(input);
+    testing::run_mesh(
+        1, 2,
+        [&](const Mesh& mesh) {
+            const MemoryRecord measured =
+                measure_step(options, *random_parameters(options.config, 5), mesh, parallel,
+                             {make_batch(1, 200)})
+                    .record;
+            const std::string table = compare(measured, planned);
+            const auto peak = static_cast<double>(measured.peak_bytes);
+            EXPECT_NEAR(static_cast<double>(planned.total_bytes), peak, 0.05 * peak) << table;
+            const std::size_t gradients = index_of(MemoryClass::kGradients);
+            const auto own = static_cast<double>(measured.class_peak_bytes.at(gradients));
+            EXPECT_NEAR(static_cast<double>(planned.class_peak_bytes.at(gradients)), own,
+                        0.05 * own)
+                << table;
+        },
+        2);
+}
+
 std::int64_t own_peak(const StepMemory& memory, MemoryClass memory_class) {
     return memory.record.class_peak_bytes.at(index_of(memory_class));
 }
