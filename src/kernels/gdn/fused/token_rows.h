@@ -23,7 +23,7 @@ struct ChunkSizes {
           values(round_up(columns, kPanel)),
           key_row(padded_row(keys)),
           value_row(padded_row(values)),
-          token_row(padded_row(chunk_tokens)) {}
+          token_row(chunk_tokens) {}
 };
 
 /// Rows of a view of which whole vectors may be read.
