@@ -24,6 +24,7 @@ struct OutputWalk : Walk<Engine, Input> {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c + 1);
             this->look_ahead_at_keys(this->problem.q, c + 1);
+            this->look_ahead_at_key_record(c + 1);
             this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
             this->template look_ahead_at_values<float>(forward.new_values, c + 1);
             this->template look_ahead_at_values<Input>(forward.o, c + 1);

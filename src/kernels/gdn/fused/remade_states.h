@@ -67,6 +67,7 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
     }
     void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
         look_ahead_at_writes(request, next);
+        this->look_ahead_at_key_record(next);
         this->look_ahead_at_keys(this->problem.q, next);
         this->template look_ahead_at_values<Input>(request.d_o, next);
     }

@@ -35,6 +35,7 @@ struct StateGradientWalk : Walk<Engine, Input> {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c - 1);
             this->look_ahead_at_keys(this->problem.q, c - 1);
+            this->look_ahead_at_key_record(c - 1);
             this->template look_ahead_at_values<Input>(request.d_o, c - 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
