@@ -111,6 +111,27 @@ HCP_INLINE LeftOperand transposed_left(const std::uint32_t* units, int depth, in
     }
 }
 
+/// The transpose of a right operand as a left operand [rows, depth]. Tiles need a copy.
+template <typename Engine>
+HCP_INLINE LeftOperand left_of_right(RightOperand from, int depth, int rows, std::uint32_t* copy) {
+    if constexpr (Engine::kTiles) {
+        const int units = depth / Engine::kPerUnit;
+        transpose_units(
+            units, rows,
+            [&](int u, int r) {
+                return load_units(from.units + (r / kPanel) * from.panel_stride + u * kPanel +
+                                  r % kPanel);
+            },
+            [&](int r, int u, VecUint v) { store_units(copy + r * units + u, v); });
+        return transposed_left<Engine>(copy, depth, rows);
+    } else {
+        return {.units = from.units,
+                .row_stride = 1,
+                .unit_stride = kPanel,
+                .panel_stride = from.panel_stride};
+    }
+}
+
 /// Rows of elements as a left operand.
 template <typename Engine>
 HCP_INLINE LeftOperand rows_left(const typename Engine::Element* x, int row_stride) {

@@ -51,18 +51,18 @@ struct SimdEngine : Arithmetic {
     static HCP_INLINE void multiply(const Product& product, Depth depth, Epilogue epilogue) {
         for (int j = 0; j < product.columns; j += kVectors * kLanes) {
             for (int i = 0; i < product.rows; i += kRows) {
-                for (int n = 0; n < kRowsAhead; ++n) {
-                    product.ahead.ask();
-                }
+                const DepthRange range = depth(i);
+                product.ahead.ask_in_block(kRowsAhead,
+                                           (range.end - range.begin) * Arithmetic::kPerUnit);
                 const int row = product.triangle == 0 ? product.columns : i % product.triangle;
                 if (j >= row + kRows) {
                     continue;
                 }
                 if (j + kLanes >= row + 2 * kRows) {  // twice the rows, half the columns
-                    block<2 * kRows, 1>(product, i, j, depth(i), epilogue);
+                    block<2 * kRows, 1>(product, i, j, range, epilogue);
                     i += kRows;
                 } else {
-                    block<kRows, kVectors>(product, i, j, depth(i), epilogue);
+                    block<kRows, kVectors>(product, i, j, range, epilogue);
                 }
             }
         }

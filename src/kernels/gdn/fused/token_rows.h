@@ -24,6 +24,9 @@ struct ChunkSizes {
           key_row(padded_row(keys)),
           value_row(padded_row(values)),
           token_row(chunk_tokens) {}
+
+    /// Of states that lie transposed.
+    [[nodiscard]] ChunkSizes transposed() const { return {tokens, values, keys}; }
 };
 
 /// Rows of a view of which whole vectors may be read.

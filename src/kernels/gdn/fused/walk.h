@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/forward_step.h"
+#include "kernels/gdn/fused/transposed_state.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -125,6 +126,14 @@ struct Walk {
     }
     void load_state(State<Engine>& state, const float* from) const {
         state.load_from(sizes, from, problem.value_dim, problem.key_dim, columns);
+    }
+    void load_transposed_state(State<Engine>& state, const float* from) const {
+        load_transposed(sizes.transposed(), from, problem.value_dim, problem.key_dim, columns,
+                        state);
+    }
+    void store_transposed_state(const State<Engine>& state, float* to) const {
+        store_transposed(sizes.transposed(), state, to, problem.value_dim, problem.key_dim,
+                         columns);
     }
     void store_state(const State<Engine>& state, float* to) const {
         state.store_to(sizes, to, problem.value_dim, problem.key_dim, columns);
