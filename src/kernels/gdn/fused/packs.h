@@ -19,10 +19,14 @@ HCP_INLINE VecUint element_units(const float* x) {
     }
 }
 
-/// Where the units of row r, column c lie in a right operand whose depth is the rows.
+/// Where the units of row r, column c lie in a right operand whose depth is the rows; r: the first
+/// of a unit.
 template <typename Engine>
-HCP_INLINE std::uint32_t* unit_of_row(std::uint32_t* units, int panel_stride, int r, int c) {
-    return units + (c / kPanel) * panel_stride + r / Engine::kPerUnit * kPanel + c % kPanel;
+HCP_INLINE std::uint32_t* unit_of_row(std::uint32_t* units,
+                                      std::int64_t panel_stride,
+                                      std::int64_t r,
+                                      std::int64_t c) {
+    return units + (c / kPanel) * panel_stride + r * (kPanel / Engine::kPerUnit) + c % kPanel;
 }
 
 /// Two rows of two vectors there; `to` is that of the first row.

@@ -74,6 +74,7 @@ struct SimdEngine : Arithmetic {
         const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
         const std::int64_t unit = product.left.unit_stride, row = product.left.row_stride;
         const std::int64_t third = 3 * row;
+        const std::int64_t first_row = i, first_column = j;
         Vec sums[Rows][Vectors] = {};
         // A pointer to every fourth row: the others are reached from it without one of their own,
         // of which there would be too few registers.
@@ -109,7 +110,8 @@ struct SimdEngine : Arithmetic {
         for (int m = 0; m < Rows; m += 2) {
 #pragma GCC unroll 16
             for (int n = 0; n < Vectors; ++n) {
-                epilogue(i + m, j + n * kLanes, sums[m][n], sums[m + 1][n]);
+                epilogue(ResultIndex{first_row + m}, ResultIndex{first_column + n * kLanes},
+                         sums[m][n], sums[m + 1][n]);
             }
         }
     }

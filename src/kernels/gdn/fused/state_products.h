@@ -18,9 +18,9 @@ HCP_STAGE void update_state(ChunkSizes sizes,
     State<Engine> target = state;
     Engine::multiply(
         product, [&](int) { return DepthRange{0, units}; },
-        [&](int i, int j, Vec first, Vec second) {
-            const float* from = State<Engine>::at(old, sizes, i, j);
-            target.template set<WithOperand>(sizes, i, j, decay * load(from) + first,
+        [&](ResultIndex i, ResultIndex j, Vec first, Vec second) {
+            const float* from = State<Engine>::at(old, sizes, i.wide, j.wide);
+            target.template set<WithOperand>(sizes, i.wide, j.wide, decay * load(from) + first,
                                              decay * load(from + kPanel) + second);
         });
     state.zero = false;

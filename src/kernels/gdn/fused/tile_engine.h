@@ -108,7 +108,8 @@ struct TileEngine : Bf16Arithmetic {
                 for (int m = 0; m < kRows; m += 2) {
 #pragma GCC unroll 2
                     for (int n = 0; n < kPanel; n += kLanes) {
-                        epilogue(i + m, j + n, load(result + m * kPanel + n),
+                        epilogue(ResultIndex{i + m}, ResultIndex{j + n},
+                                 load(result + m * kPanel + n),
                                  load(result + (m + 1) * kPanel + n));
                     }
                 }
