@@ -5,10 +5,10 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// The state at the start of a chunk.
+/// The state at the start of a chunk, transposed.
 template <typename Engine>
 struct ChunkRecord {
-    float* state = nullptr;   // H, as State::values
+    float* state = nullptr;   // H^T, as State::values
     bool zero_state = false;  // H is 0
 
     ChunkRecord() = default;
@@ -45,7 +45,8 @@ struct BackwardScratch {
     float* dots;                      // [2C, C] dO D^T, then dR D^T
     float* reads;                     // [2C, K] dO H^T, then dR H^T
     float* writes;                    // [C, K] D dH'^T
-    std::uint32_t* state_transposed;  // right operand of H^T, then of dH'^T: depth V, columns K
+    std::uint32_t* state_operand;     // right operand dH', depth K, then H^T, depth V
+    std::uint32_t* left;              // for tiles: what updates states, as a left operand
     double *row_sums, *column_sums;   // [C] of N
     float *crossing, *after;          // [C] i + e, and z
 
@@ -68,7 +69,8 @@ struct BackwardScratch {
         dots = space.take<float>(2 * c * sizes.token_row);
         reads = space.take<float>(2 * c * sizes.key_row);
         writes = space.take<float>(c * sizes.key_row);
-        state_transposed = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
+        state_operand = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
+        left = Engine::kTiles ? space.take<std::uint32_t>(2 * c * sizes.values) : nullptr;
         row_sums = space.take<double>(c);
         column_sums = space.take<double>(c);
         crossing = space.take<float>(c);

@@ -6,29 +6,27 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// e^{B-b} K dH' into scratch.solved; nothing where dH' is 0.
+/// e^{B-b} K dH' into scratch.solved, with dH' as a right operand, depth K.
 template <typename Engine>
 HCP_STAGE void read_gradient(ChunkSizes sizes,
                              const KeyChunk<Engine>& keys,
                              HeadChunk head,
-                             const State<Engine>& gradient,
+                             RightOperand gradient,
                              BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* x = scratch.solved;
-    if (!gradient.zero) {
-        const int depth = sizes.keys / Engine::kPerUnit;
-        Engine::multiply(
-            {.left = rows_left<Engine>(keys.k_rows, keys.element_row(sizes)),
-             .right = gradient.operand(sizes),
-             .rows = keys.rows,
-             .columns = sizes.values,
-             .ahead = keys.ahead},
-            [&](int) { return DepthRange{0, depth}; },
-            [&](int i, int j, Vec first, Vec second) {
-                store(x + i * row + j, head.to_end[i] * first);
-                store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
-            });
-    }
+    const int depth = sizes.keys / Engine::kPerUnit;
+    Engine::multiply(
+        {.left = rows_left<Engine>(keys.k_rows, keys.element_row(sizes)),
+         .right = gradient,
+         .rows = keys.rows,
+         .columns = sizes.values,
+         .ahead = keys.ahead},
+        [&](int) { return DepthRange{0, depth}; },
+        [&](int i, int j, Vec first, Vec second) {
+            store(x + i * row + j, head.to_end[i] * first);
+            store(x + (i + 1) * row + j, head.to_end[i + 1] * second);
+        });
 }
 
 /// What products read of dO: rows, depth, and s gamma dO in the first half of scratch.depth.
@@ -119,19 +117,27 @@ HCP_STAGE void solved_gradient(ChunkSizes sizes,
 }
 
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
-template <typename Engine>
+template <bool Transposed, typename Engine>
 HCP_STAGE void update_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
                                HeadChunk head,
                                State<Engine>& gradient,
                                const BackwardScratch<Engine>& scratch) {
+    const int depth = 2 * keys.rows;
+    RightOperand right{scratch.depth, depth / Engine::kPerUnit * kPanel};
+    LeftOperand left = keys.transposed_operand(sizes);
+    if constexpr (Transposed) {
+        left = left_of_right<Engine>(right, depth, sizes.values, scratch.left);
+        right = {keys.tokens, keys.tokens_panel()};
+        sizes = sizes.transposed();
+    }
     update_state(sizes, gradient.values, gradient, head.decay,
-                 {.left = keys.transposed_operand(sizes),
-                  .right = {scratch.depth, 2 * keys.rows / Engine::kPerUnit * kPanel},
+                 {.left = left,
+                  .right = right,
                   .rows = sizes.keys,
                   .columns = sizes.values,
                   .ahead = keys.ahead},
-                 2 * keys.rows);
+                 depth);
 }
 
 }  // namespace hybridcp::HCP_ISA

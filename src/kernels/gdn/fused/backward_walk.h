@@ -20,7 +20,7 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
 
     void run(const GdnBackwardTask& request) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
-            this->load_state(this->gradients[i], this->state_of(request.d_end, i));
+            this->load_transposed_state(this->gradients[i], this->state_of(request.d_end, i));
         }
         const std::int64_t num_chunks = this->chunks.size();
         for (std::int64_t begin = (num_chunks - 1) / kCheckpointChunks * kCheckpointChunks;
@@ -33,7 +33,7 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
             }
         }
         for (std::int64_t i = 0; i < this->problem.group && this->task.end != nullptr; ++i) {
-            this->store_state(this->gradients[i], this->state_of(this->task.end, i));
+            this->store_transposed_state(this->gradients[i], this->state_of(this->task.end, i));
         }
     }
 
@@ -82,32 +82,35 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
         const OutputRows<Input> dv = this->template output_rows<Input>(request.dv, c, i);
         pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
                              this->output_gradient_rows(request.d_o, c, i), products);
-        read_gradient(this->sizes, this->keys, this->head, gradient, products);
+        if (!gradient.zero) {
+            const ChunkSizes transposed = this->sizes.transposed();
+            State<Engine>::pack_transposed(transposed, gradient.values, products.state_operand);
+            read_gradient(this->sizes, this->keys, this->head,
+                          {products.state_operand, State<Engine>::transposed_panel(transposed)},
+                          products);
+        }
         sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), gradient,
                    products);
         solved_gradient(
             this->sizes, this->keys, this->head, gradient,
             [dv, beta = this->head.beta](int r, int j, Vec dr) { dv.put(r, j, beta[r] * dr); },
             products);
-        gradient_products(this->sizes, this->keys, record, gradient, products);
+        const double through =
+            static_cast<double>(this->head.decay) *
+            gradient_products(this->sizes, this->keys, record, gradient, products);
         sum_rows(
             this->problem, this->sizes, this->keys, this->head, v, products,
             {.is_first = i == 0, .has_state = !record.zero_state, .has_gradient = !gradient.zero},
             sums, dbeta);
         sum_pairs(this->problem, this->sizes, this->keys, this->head, products, i == 0, sums,
                   dbeta);
-        double through = 0;
-        if (!gradient.zero && !record.zero_state) {
-            through = static_cast<double>(this->head.decay) *
-                      state_product<Engine>(this->sizes, record.state, gradient.values);
-        }
         sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
                                this->chunks.token(c), this->value_head(i));
         for (int r = 0; r < this->keys.count; ++r) {
             *at_token<float>(request.dbeta, this->chunks.token(c) + r, this->value_head(i)) =
                 dbeta[r];
         }
-        update_gradient(this->sizes, this->keys, this->head, gradient, products);
+        update_gradient<true>(this->sizes, this->keys, this->head, gradient, products);
     }
 };
 

@@ -24,14 +24,14 @@ struct OutputWalk : Walk<Engine, Input> {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c + 1);
             this->look_ahead_at_keys(this->problem.q, c + 1);
+            this->look_ahead_at_key_record(c + 1);
             this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
             this->template look_ahead_at_values<float>(forward.new_values, c + 1);
             this->template look_ahead_at_values<Input>(forward.o, c + 1);
+            look_ahead_at_checkpoint(forward, c + 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
-                if (c > 0 && c % kCheckpointChunks == 0) {
-                    float* checkpoint = forward.checkpoints +
-                                        (c / kCheckpointChunks - 1) * forward.checkpoint_stride;
+                if (float* checkpoint = checkpoint_before(forward, c)) {
                     this->store_state(states[i], this->state_of(checkpoint, i));
                 }
                 step(forward, c, i);
@@ -43,6 +43,19 @@ struct OutputWalk : Walk<Engine, Input> {
     }
 
   private:
+    /// Where the states before chunk c are kept; null for most.
+    [[nodiscard]] float* checkpoint_before(const GdnForwardTask& forward, std::int64_t c) const {
+        return c > 0 && this->chunks.contains(c) && c % kCheckpointChunks == 0
+                   ? forward.checkpoints + (c / kCheckpointChunks - 1) * forward.checkpoint_stride
+                   : nullptr;
+    }
+    void look_ahead_at_checkpoint(const GdnForwardTask& forward, std::int64_t next) const {
+        const float* checkpoint = checkpoint_before(forward, next);
+        for (std::int64_t i = 0; checkpoint != nullptr && i < this->problem.group; ++i) {
+            this->keys.ahead.add(this->state_of(checkpoint, i), this->problem.value_dim,
+                                 this->problem.key_dim, this->columns);
+        }
+    }
     void step(const GdnForwardTask& forward, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);

@@ -128,9 +128,14 @@ class FusedCall final : public GdnCall {
         new_values_ =
             at::empty({problem_.value_heads(), v_.size(0), problem_.value_dim()}, g_.options())
                 .transpose(0, 1);
+        key_records_ = at::empty({problem_.key_heads(), num_chunks_, kernels_.key_record_floats},
+                                 g_.options());
         run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.start = states_at(S_start_, segment, task.key_head);
             task.end = states_at(result.S_end, segment, task.key_head);
+            if (task.column_begin == 0) {  // of the tasks that share a head, one keeps them
+                task.key_records = key_records_at(segment, task.key_head, 0);
+            }
             const GdnForwardTask forward{
                 .task = task,
                 .o = view_of(result.o),
@@ -252,6 +257,7 @@ class FusedCall final : public GdnCall {
         run_tasks(view_.value_dim, [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.start = states_at(S_start_, segment, task.key_head);
             task.end = states_at(result.dS_start, segment, task.key_head);
+            use_key_records(task, segment, 0);
             GdnBackwardTask backward = backward_task(task, upstream, result);
             backward.d_end = states_at(upstream.dS_end, segment, task.key_head);
             backward.checkpoints = checkpoint_at(checkpoints_, segment, task.key_head);
@@ -266,6 +272,7 @@ class FusedCall final : public GdnCall {
         const at::Tensor gradients = at::empty_like(checkpoints_);
         run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
             task.end = states_at(result.dS_start, segment, task.key_head);
+            use_key_records(task, segment, 0);
             const GdnStateGradientTask gradient{
                 .task = task,
                 .d_o = upstream.d_o.defined() ? view_of(upstream.d_o) : GdnView{},
@@ -291,6 +298,7 @@ class FusedCall final : public GdnCall {
             };
             task.start = block == 0 ? states_at(S_start_, segment, key_head)
                                     : boundary(checkpoints_, block - 1);
+            use_key_records(task, segment, block);
             GdnBackwardTask backward = backward_task(task, upstream, result);
             backward.d_end = task.token_end == end ? states_at(upstream.dS_end, segment, key_head)
                                                    : boundary(gradients, block);
@@ -353,6 +361,19 @@ class FusedCall final : public GdnCall {
                first_checkpoint_[static_cast<std::size_t>(segment)] * states.stride(0) +
                key_head * group_ * states.stride(1);
     }
+    /// From the chunk on that starts block `block` of a segment.
+    [[nodiscard]] float* key_records_at(std::int64_t segment,
+                                        std::int64_t key_head,
+                                        std::int64_t block) const {
+        const std::int64_t chunk = first_chunk_[static_cast<std::size_t>(segment)] +
+                                   block * (kernels_.checkpoint_tokens / kernels_.chunk_tokens);
+        return key_records_.data_ptr<float>() + key_head * key_records_.stride(0) +
+               chunk * kernels_.key_record_floats;
+    }
+    void use_key_records(GdnTask& task, std::int64_t segment, std::int64_t block) const {
+        task.key_records = key_records_at(segment, task.key_head, block);
+        task.key_records_made = true;
+    }
     void clear_padding(const at::Tensor& x) const {
         const std::int64_t begin = problem_.offsets.back();
         if (begin < x.size(0)) {
@@ -364,6 +385,8 @@ class FusedCall final : public GdnCall {
             const auto at = static_cast<std::size_t>(i);
             const std::int64_t tokens = problem_.offsets[at + 1] - problem_.offsets[at];
             first_checkpoint_.push_back(num_checkpoints_);
+            first_chunk_.push_back(num_chunks_);
+            num_chunks_ += (tokens + kernels_.chunk_tokens - 1) / kernels_.chunk_tokens;
             num_checkpoints_ +=
                 std::max<std::int64_t>((tokens - 1) / kernels_.checkpoint_tokens, 0);
         }
@@ -377,8 +400,11 @@ class FusedCall final : public GdnCall {
     std::int64_t workspace_bytes_ = 0;
     std::vector<std::int64_t> first_checkpoint_;  // of each segment
     std::int64_t num_checkpoints_ = 0;
+    std::vector<std::int64_t> first_chunk_;  // of each segment
+    std::int64_t num_chunks_ = 0;
     at::Tensor checkpoints_;  // [num_checkpoints, Hv, K, V]
     at::Tensor new_values_;   // [T, Hv, V], a head's rows next to each other
+    at::Tensor key_records_;  // [Hk, num_chunks, ...]
     at::Tensor S_start_;
     mutable std::optional<ChunkWindows> windows_;
 };

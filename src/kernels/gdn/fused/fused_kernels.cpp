@@ -83,6 +83,7 @@ struct Functions {
     static constexpr GdnKernels table() {
         return {.chunk_tokens = Engine::kChunk,
                 .checkpoint_tokens = Engine::kChunk * kCheckpointChunks,
+                .key_record_floats = KeyRecord::floats(Engine::kChunk),
                 .workspace_bytes = workspace_bytes,
                 .forward = forward,
                 .summary = summary,

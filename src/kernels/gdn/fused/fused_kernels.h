@@ -38,6 +38,10 @@ struct GdnTask {
     const float* start = nullptr;
     float* end = nullptr;
     std::int64_t state_stride = 0;
+    /// What forward keeps of each chunk's keys, GdnKernels::key_record_floats a chunk: it is
+    /// written, or where `key_records_made` read; null for neither.
+    float* key_records = nullptr;
+    bool key_records_made = false;
 };
 
 struct GdnForwardTask {
@@ -81,6 +85,7 @@ struct GdnStateGradientTask {
 struct GdnKernels {
     std::int64_t chunk_tokens;
     std::int64_t checkpoint_tokens;
+    std::int64_t key_record_floats;
     /// Bytes of scratch, 64-byte aligned, that any of the functions needs.
     std::int64_t (*workspace_bytes)(const GdnProblemView& problem);
     void (*forward)(const GdnProblemView& problem, const GdnForwardTask& task, void* workspace);

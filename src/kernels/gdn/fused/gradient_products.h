@@ -28,13 +28,14 @@ HCP_STAGE void sum_writes(ChunkSizes sizes,
     }
 }
 
-/// scratch.dots, reads and writes from dO, dR, D, H and dH'.
+/// scratch.dots, reads and writes from dO, dR, D, H and dH', of which both states lie transposed.
+/// Returns <H, dH'>.
 template <typename Engine>
-HCP_STAGE void gradient_products(ChunkSizes sizes,
-                                 const KeyChunk<Engine>& keys,
-                                 const ChunkRecord<Engine>& record,
-                                 const State<Engine>& gradient,
-                                 BackwardScratch<Engine>& scratch) {
+HCP_STAGE double gradient_products(ChunkSizes sizes,
+                                   const KeyChunk<Engine>& keys,
+                                   const ChunkRecord<Engine>& record,
+                                   const State<Engine>& gradient,
+                                   BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int depth = sizes.values / Engine::kPerUnit;
     const auto whole = [&](int) { return DepthRange{0, depth}; };
@@ -55,25 +56,32 @@ HCP_STAGE void gradient_products(ChunkSizes sizes,
                       .ahead = keys.ahead,
                       .triangle = keys.rows},
                      whole, into(scratch.dots, sizes.token_row));
-    std::uint32_t* transposed = scratch.state_transposed;
+    double product = 0;
     if (!record.zero_state) {
-        State<Engine>::pack_transposed(sizes, record.state, transposed);
+        const std::uint32_t* state = as_units(record.state);
+        if (Engine::kPerUnit == 2 || !gradient.zero) {
+            product =
+                state_product<Engine>(sizes, record.state, gradient.values, scratch.state_operand);
+        }
+        if constexpr (Engine::kPerUnit == 2) {
+            state = scratch.state_operand;
+        }
         Engine::multiply({.left = rows,
-                          .right = {transposed, panel},
+                          .right = {state, panel},
                           .rows = 2 * keys.rows,
                           .columns = sizes.keys,
                           .ahead = keys.ahead},
                          whole, into(scratch.reads, sizes.key_row));
     }
     if (!gradient.zero) {
-        State<Engine>::pack_transposed(sizes, gradient.values, transposed);
         Engine::multiply({.left = rows_left<Engine>(scratch.d_rows, elements),
-                          .right = {transposed, panel},
+                          .right = gradient.operand(sizes.transposed()),
                           .rows = keys.rows,
                           .columns = sizes.keys,
                           .ahead = keys.ahead},
                          whole, into(scratch.writes, sizes.key_row));
     }
+    return gradient.zero ? 0 : product;
 }
 
 }  // namespace hybridcp::HCP_ISA

@@ -8,7 +8,7 @@
 namespace hybridcp::HCP_ISA {
 
 template <typename Engine>
-struct KeyChunk {
+struct KeyChunk : KeyRecord {
     using Element = typename Engine::Element;
     enum class Use { kOutputs, kStates, kWrites, kGradients };
 
@@ -16,22 +16,19 @@ struct KeyChunk {
     int rows = 0;                                  // count, rounded up to what products take
     int unit_rows = 0;                             // rows of `tokens`
     float *q, *k;                                  // [C, K] fp32, normalised; made for gradients
-    float *q_inverse, *k_inverse;                  // [C] 1 / |q|, 1 / |k|; 1 without normalisation
     Element *q_rows = nullptr, *k_rows = nullptr;  // [C, K] left operands
     std::uint32_t* k_columns;                      // right operand, depth K, columns C
     std::uint32_t* tokens;      // right operand, depth K's rows (or [Q; K], 2C), columns K
     std::uint32_t* transposed;  // the same as a left operand, for tiles
-    float *kk, *qk;             // [C, C] k k^T, scale * q k^T
     mutable RowsAhead ahead;    // of the next chunk
     float* scratch;             // [2C, K] q and k next to each other
     float* copy;                // [C, K] rows of inputs that have to be filled up
+    float* own_record;
 
     KeyChunk(Workspace& space, const ChunkSizes& sizes) {
         scratch = space.take<float>(2 * sizes.tokens * sizes.key_row);
         copy = space.take<float>(sizes.tokens * sizes.key_row);
         q = k = scratch;
-        q_inverse = space.take<float>(sizes.tokens);
-        k_inverse = space.take<float>(sizes.tokens);
         if constexpr (Engine::kPerUnit == 2) {
             q_rows = space.take<Element>(sizes.tokens * element_row(sizes));
             k_rows = space.take<Element>(sizes.tokens * element_row(sizes));
@@ -40,8 +37,7 @@ struct KeyChunk {
         tokens = space.take<std::uint32_t>(2 * sizes.tokens * sizes.keys);
         transposed =
             Engine::kTiles ? space.take<std::uint32_t>(2 * sizes.tokens * sizes.keys) : nullptr;
-        kk = space.take<float>(sizes.tokens * sizes.token_row);
-        qk = space.take<float>(sizes.tokens * sizes.token_row);
+        own_record = space.take<float>(floats(sizes.tokens));
     }
 
     /// Strides of q_rows and k_rows, in elements: of whole lines, not a power of two apart.
@@ -62,13 +58,17 @@ struct KeyChunk {
         }
     }
 
+    /// record: where kk, qk and the norms go, or null; `made`: they are there.
     template <typename Input>
     void fill(const GdnProblemView& problem,
               const ChunkSizes& sizes,
               std::int64_t key_head,
               std::int64_t token,
               int num_tokens,
-              Use use) {
+              Use use,
+              float* record,
+              bool made) {
+        static_cast<KeyRecord&>(*this) = at(record == nullptr ? own_record : record, sizes.tokens);
         count = num_tokens;
         rows = round_up(num_tokens, Engine::kRowMultiple);
         const bool gradients = use == Use::kGradients;
@@ -81,13 +81,13 @@ struct KeyChunk {
         const auto load_keys = [&](const GdnView& view, float* inverse, const KeyRows<Engine>& to) {
             load_normalised<Input>(
                 problem, sizes, {at_token<const Input>(view, token, key_head), view.token_stride},
-                inverse, gradients, to);
+                inverse, made, gradients, to);
         };
         const int row = element_row(sizes), panel = tokens_panel();
         const int first_k_unit = (unit_rows - rows) / Engine::kPerUnit;
         load_keys(problem.k, k_inverse,
                   {k, sizes.key_row, k_rows, row, tokens + first_k_unit * kPanel, panel});
-        if (use != Use::kWrites) {
+        if (use != Use::kWrites && !made) {
             pack_columns_as_depth<Engine>(k_rows, row, rows, sizes.keys, k_columns,
                                           columns_panel(sizes));
             product(sizes, k_rows, kk, 1.0F);
@@ -95,7 +95,9 @@ struct KeyChunk {
         if (use == Use::kOutputs || gradients) {
             load_keys(problem.q, q_inverse,
                       {q, sizes.key_row, q_rows, row, gradients ? tokens : nullptr, panel});
-            product(sizes, q_rows, qk, problem.scale);
+            if (!made) {
+                product(sizes, q_rows, qk, problem.scale);
+            }
         }
         if constexpr (Engine::kTiles) {
             pack_transposed_left<Engine>(gradients ? q : k, sizes.key_row, unit_rows, sizes.keys,
@@ -109,16 +111,13 @@ struct KeyChunk {
                          const ChunkSizes& sizes,
                          TokenRows<Input> from,
                          float* inverse,
+                         bool made,
                          bool gradients,
                          const KeyRows<Engine>& to) {
         from = whole_rows(from, count, problem.key_dim, reinterpret_cast<Input*>(copy), rows,
                           sizes.keys);
-        if (problem.use_qk_l2norm) {
-            inverse_norms(from, rows, sizes.keys, inverse);
-        } else {
-            for (int i = 0; i < rows; ++i) {
-                inverse[i] = 1.0F;
-            }
+        if (!made) {
+            inverse_norms(from, rows, sizes.keys, problem.use_qk_l2norm, inverse);
         }
         if (gradients || Engine::kTiles || Engine::kPerUnit == 1) {
             scale_rows<Engine, true>(from, inverse, rows, sizes.keys, to);

@@ -5,10 +5,30 @@
 
 namespace hybridcp::HCP_ISA {
 
-/// 1 / |x| of each row, of which there are a multiple of kLanes.
+/// What a chunk's products and norms are, whoever makes them: forward may keep them for backward.
+struct KeyRecord {
+    float *kk, *qk;                // [C, C] k k^T, scale * q k^T
+    float *q_inverse, *k_inverse;  // [C] 1 / |q|, 1 / |k|; 1 without normalisation
+
+    static constexpr std::int64_t floats(std::int64_t tokens) { return 2 * tokens * (tokens + 1); }
+    static KeyRecord at(float* from, int tokens) {
+        float* inverse = from + 2 * tokens * tokens;
+        return {.kk = from,
+                .qk = from + tokens * tokens,
+                .q_inverse = inverse,
+                .k_inverse = inverse + tokens};
+    }
+};
+
+/// 1 / |x| of each row, of which there are a multiple of kLanes, or 1.
 template <typename Input>
-HCP_STAGE void inverse_norms(TokenRows<Input> from, int rows, int columns, float* inverse) {
+HCP_STAGE void inverse_norms(
+    TokenRows<Input> from, int rows, int columns, bool normalised, float* inverse) {
     for (int r = 0; r < rows; r += kLanes) {
+        if (!normalised) {
+            store(inverse + r, broadcast(1.0F));
+            continue;
+        }
         VecUint sums[kLanes];
         for (int i = 0; i < kLanes; ++i) {
             Vec even = {}, odd = {};

@@ -41,6 +41,13 @@ struct Product {
     int triangle = 0;
 };
 
+/// A row or column of a result, for epilogues. Those whose addresses matter take it as wide as a
+/// pointer: what a block adds to it then folds into the addresses. To the others it is an int.
+struct ResultIndex {
+    std::int64_t wide;
+    HCP_INLINE operator int() const { return static_cast<int>(wide); }
+};
+
 struct DepthRange {
     int begin, end;  // in units
 };

@@ -19,10 +19,14 @@ HCP_INLINE VecUint element_units(const float* x) {
     }
 }
 
-/// Where the units of row r, column c lie in a right operand whose depth is the rows.
+/// Where the units of row r, column c lie in a right operand whose depth is the rows; r: the first
+/// of a unit.
 template <typename Engine>
-HCP_INLINE std::uint32_t* unit_of_row(std::uint32_t* units, int panel_stride, int r, int c) {
-    return units + (c / kPanel) * panel_stride + r / Engine::kPerUnit * kPanel + c % kPanel;
+HCP_INLINE std::uint32_t* unit_of_row(std::uint32_t* units,
+                                      std::int64_t panel_stride,
+                                      std::int64_t r,
+                                      std::int64_t c) {
+    return units + (c / kPanel) * panel_stride + r * (kPanel / Engine::kPerUnit) + c % kPanel;
 }
 
 /// Two rows of two vectors there; `to` is that of the first row.
@@ -108,6 +112,27 @@ HCP_INLINE LeftOperand transposed_left(const std::uint32_t* units, int depth, in
         return {.units = units, .row_stride = row, .unit_stride = 1, .panel_stride = kPanel * row};
     } else {
         return {.units = units, .row_stride = 1, .unit_stride = rows, .panel_stride = kPanel};
+    }
+}
+
+/// The transpose of a right operand as a left operand [rows, depth]. Tiles need a copy.
+template <typename Engine>
+HCP_INLINE LeftOperand left_of_right(RightOperand from, int depth, int rows, std::uint32_t* copy) {
+    if constexpr (Engine::kTiles) {
+        const int units = depth / Engine::kPerUnit;
+        transpose_units(
+            units, rows,
+            [&](int u, int r) {
+                return load_units(from.units + (r / kPanel) * from.panel_stride + u * kPanel +
+                                  r % kPanel);
+            },
+            [&](int r, int u, VecUint v) { store_units(copy + r * units + u, v); });
+        return transposed_left<Engine>(copy, depth, rows);
+    } else {
+        return {.units = from.units,
+                .row_stride = 1,
+                .unit_stride = kPanel,
+                .panel_stride = from.panel_stride};
     }
 }
 

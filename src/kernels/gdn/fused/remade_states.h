@@ -26,7 +26,7 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
     void remake_states(const GdnBackwardTask& request, std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = 0; i < this->problem.group; ++i) {
             states[i] = State<Engine>::without_operand(records[i][0].state);
-            this->load_state(states[i], this->state_of(checkpoint(request, begin), i));
+            this->load_transposed_state(states[i], this->state_of(checkpoint(request, begin), i));
             records[i][0].zero_state = states[i].zero;
         }
         for (std::int64_t c = begin; c + 1 < end; ++c) {
@@ -67,6 +67,7 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
     }
     void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
         look_ahead_at_writes(request, next);
+        this->look_ahead_at_key_record(next);
         this->look_ahead_at_keys(this->problem.q, next);
         this->template look_ahead_at_values<Input>(request.d_o, next);
     }
@@ -89,7 +90,8 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
                     this->scratch);
         const float* old = states[i].values;
         states[i].values = next.state;
-        write_values<false>(this->sizes, this->keys, this->head, old, states[i], this->scratch);
+        write_values_transposed(this->sizes, this->keys, this->head, old, states[i], this->scratch,
+                                this->gradient_scratch.left);
         next.zero_state = false;
     }
 };

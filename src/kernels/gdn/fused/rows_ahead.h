@@ -23,6 +23,18 @@ class RowsAhead {
         }
     }
 
+    /// Backward's updates of states miss the first-level cache themselves: blocks of products that
+    /// are less deep than a head dim ask for half as many rows there.
+    void spare_short_blocks() { spares_short_blocks_ = true; }
+
+    /// In a block of products of that depth: asks for the next `rows` rows.
+    HCP_INLINE void ask_in_block(int rows, int depth) {
+        constexpr int kDeep = 128;
+        for (int n = spares_short_blocks_ && depth < kDeep ? rows / 2 : 0; n < rows; ++n) {
+            ask();
+        }
+    }
+
     /// Asks for the next row.
     HCP_INLINE void ask() {
         if (first_ < num_pieces_) {
@@ -53,6 +65,7 @@ class RowsAhead {
     static constexpr int kMost = 256;
     Piece pieces_[kMost];
     int first_ = 0, num_pieces_ = 0;
+    bool spares_short_blocks_ = false;
 };
 
 }  // namespace hybridcp::HCP_ISA

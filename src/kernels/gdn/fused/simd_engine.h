@@ -51,18 +51,18 @@ struct SimdEngine : Arithmetic {
     static HCP_INLINE void multiply(const Product& product, Depth depth, Epilogue epilogue) {
         for (int j = 0; j < product.columns; j += kVectors * kLanes) {
             for (int i = 0; i < product.rows; i += kRows) {
-                for (int n = 0; n < kRowsAhead; ++n) {
-                    product.ahead.ask();
-                }
+                const DepthRange range = depth(i);
+                product.ahead.ask_in_block(kRowsAhead,
+                                           (range.end - range.begin) * Arithmetic::kPerUnit);
                 const int row = product.triangle == 0 ? product.columns : i % product.triangle;
                 if (j >= row + kRows) {
                     continue;
                 }
                 if (j + kLanes >= row + 2 * kRows) {  // twice the rows, half the columns
-                    block<2 * kRows, 1>(product, i, j, depth(i), epilogue);
+                    block<2 * kRows, 1>(product, i, j, range, epilogue);
                     i += kRows;
                 } else {
-                    block<kRows, kVectors>(product, i, j, depth(i), epilogue);
+                    block<kRows, kVectors>(product, i, j, range, epilogue);
                 }
             }
         }
@@ -74,6 +74,7 @@ struct SimdEngine : Arithmetic {
         const Product& product, int i, int j, DepthRange depth, Epilogue& epilogue) {
         const std::int64_t unit = product.left.unit_stride, row = product.left.row_stride;
         const std::int64_t third = 3 * row;
+        const std::int64_t first_row = i, first_column = j;
         Vec sums[Rows][Vectors] = {};
         // A pointer to every fourth row: the others are reached from it without one of their own,
         // of which there would be too few registers.
@@ -109,7 +110,8 @@ struct SimdEngine : Arithmetic {
         for (int m = 0; m < Rows; m += 2) {
 #pragma GCC unroll 16
             for (int n = 0; n < Vectors; ++n) {
-                epilogue(i + m, j + n * kLanes, sums[m][n], sums[m + 1][n]);
+                epilogue(ResultIndex{first_row + m}, ResultIndex{first_column + n * kLanes},
+                         sums[m][n], sums[m + 1][n]);
             }
         }
     }

@@ -32,20 +32,21 @@ struct State {
     }
 
     template <typename T>
-    [[nodiscard]] static T* at(T* values, const ChunkSizes& sizes, int k, int v) {
+    [[nodiscard]] static T* at(T* values, const ChunkSizes& sizes, std::int64_t k, std::int64_t v) {
         return values + (v / kPanel) * sizes.keys * kPanel + k * kPanel + v % kPanel;
     }
 
-    /// Rows i and i + 1 of columns j .. of the state become first and second, in `right` too where
-    /// there is one.
+    /// i is even. Rows i and i + 1 of columns j .. of the state become first and second, in `right`
+    /// too where there is one.
     template <bool WithOperand = true>
-    HCP_INLINE void set(const ChunkSizes& sizes, int i, int j, Vec first, Vec second) {
+    HCP_INLINE void set(
+        const ChunkSizes& sizes, std::int64_t i, std::int64_t j, Vec first, Vec second) {
         float* to = at(values, sizes, i, j);
         store(to, first);
         store(to + kPanel, second);
         if constexpr (Engine::kPerUnit == 2 && WithOperand) {
             store_units(
-                right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i / 2 * kPanel + j % kPanel,
+                right + (j / kPanel) * (sizes.keys / 2 * kPanel) + i * (kPanel / 2) + j % kPanel,
                 pair_units(first, second));
         }
     }

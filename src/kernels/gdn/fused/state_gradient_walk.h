@@ -16,6 +16,7 @@ struct StateGradientWalk : Walk<Engine, Input> {
 
     StateGradientWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : Walk<Engine, Input>(the_problem, the_task, space), gradient_scratch(space, this->sizes) {
+        this->keys.ahead.spare_short_blocks();
         d_o_copy = space.take<Input>(this->sizes.tokens * this->sizes.value_row);
         for (std::int64_t i = 0; i < the_problem.group; ++i) {
             gradients[i] = State<Engine>(space, this->sizes);
@@ -35,6 +36,7 @@ struct StateGradientWalk : Walk<Engine, Input> {
             this->keys.ahead.finish();
             this->look_ahead_at_keys(this->problem.k, c - 1);
             this->look_ahead_at_keys(this->problem.q, c - 1);
+            this->look_ahead_at_key_record(c - 1);
             this->template look_ahead_at_values<Input>(request.d_o, c - 1);
             this->fill_keys(c, KeyChunk<Engine>::Use::kGradients);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
@@ -63,11 +65,14 @@ struct StateGradientWalk : Walk<Engine, Input> {
         this->fill_head(c, i);
         pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
                              output_gradient_rows(request.d_o, c, i), gradient_scratch);
-        read_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
+        if (!gradients[i].zero) {
+            read_gradient(this->sizes, this->keys, this->head, gradients[i].operand(this->sizes),
+                          gradient_scratch);
+        }
         solved_gradient(
             this->sizes, this->keys, this->head, gradients[i], [](int, int, Vec) {},
             gradient_scratch);
-        update_gradient(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
+        update_gradient<false>(this->sizes, this->keys, this->head, gradients[i], gradient_scratch);
         if (request.checkpoints != nullptr && c > 0 && c % kCheckpointChunks == 0) {
             float* to =
                 request.checkpoints + (c / kCheckpointChunks - 1) * request.checkpoint_stride;

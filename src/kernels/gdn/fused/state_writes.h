@@ -66,4 +66,23 @@ HCP_STAGE void write_values(ChunkSizes sizes,
                               keys.rows);
 }
 
+/// The same for a state that lies transposed and is no operand yet; `copy`: as in left_of_right.
+template <typename Engine>
+HCP_STAGE void write_values_transposed(ChunkSizes sizes,
+                                       const KeyChunk<Engine>& keys,
+                                       HeadChunk head,
+                                       const float* old,
+                                       State<Engine>& state,
+                                       ForwardScratch<Engine>& scratch,
+                                       std::uint32_t* copy) {
+    const RightOperand writes{scratch.writes, keys.rows / Engine::kPerUnit * kPanel};
+    update_state<false>(sizes.transposed(), old, state, head.decay,
+                        {.left = left_of_right<Engine>(writes, keys.rows, sizes.values, copy),
+                         .right = {keys.tokens, keys.tokens_panel()},
+                         .rows = sizes.values,
+                         .columns = sizes.keys,
+                         .ahead = keys.ahead},
+                        keys.rows);
+}
+
 }  // namespace hybridcp::HCP_ISA

@@ -100,17 +100,16 @@ struct TileEngine : Bf16Arithmetic {
             const std::uint32_t* panel =
                 product.right.units + (j / kPanel) * product.right.panel_stride;
             for (int i = 0; i < product.rows; i += kRows) {
-                for (int n = 0; n < kRowsAhead; ++n) {
-                    product.ahead.ask();
-                }
                 const DepthRange range = depth(i);
+                product.ahead.ask_in_block(kRowsAhead, (range.end - range.begin) * kPerUnit);
                 const int begin = range.begin / kTileUnits * kTileUnits;
                 multiply_tiles(left.row(i) + begin, left.row_stride, panel + begin * kPanel,
                                range.end - begin, result);
                 for (int m = 0; m < kRows; m += 2) {
 #pragma GCC unroll 2
                     for (int n = 0; n < kPanel; n += kLanes) {
-                        epilogue(i + m, j + n, load(result + m * kPanel + n),
+                        epilogue(ResultIndex{i + m}, ResultIndex{j + n},
+                                 load(result + m * kPanel + n),
                                  load(result + (m + 1) * kPanel + n));
                     }
                 }

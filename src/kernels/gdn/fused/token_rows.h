@@ -23,7 +23,10 @@ struct ChunkSizes {
           values(round_up(columns, kPanel)),
           key_row(padded_row(keys)),
           value_row(padded_row(values)),
-          token_row(padded_row(chunk_tokens)) {}
+          token_row(chunk_tokens) {}
+
+    /// Of states that lie transposed.
+    [[nodiscard]] ChunkSizes transposed() const { return {tokens, values, keys}; }
 };
 
 /// Rows of a view of which whole vectors may be read.

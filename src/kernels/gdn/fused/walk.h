@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/forward_step.h"
+#include "kernels/gdn/fused/transposed_state.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -63,10 +64,23 @@ struct Walk {
 
     void fill_keys(std::int64_t chunk, Use use) {
         keys.template fill<Input>(problem, sizes, task.key_head, chunks.token(chunk),
-                                  chunks.count(chunk), use);
+                                  chunks.count(chunk), use, key_record(chunk),
+                                  task.key_records_made);
     }
     void fill_head(std::int64_t chunk, std::int64_t i) {
         head.fill(problem, sizes, keys, value_head(i), chunks.token(chunk));
+    }
+    [[nodiscard]] float* key_record(std::int64_t chunk) const {
+        return task.key_records == nullptr
+                   ? nullptr
+                   : task.key_records + chunk * KeyRecord::floats(sizes.tokens);
+    }
+    void look_ahead_at_key_record(std::int64_t next) const {
+        if (task.key_records != nullptr && chunks.contains(next)) {
+            constexpr int row = 64;
+            keys.ahead.add(key_record(next), row,
+                           static_cast<int>(KeyRecord::floats(sizes.tokens) / row), row);
+        }
     }
     /// Rows of keys or values of chunk `next`, to be asked for in the products of this one.
     void look_ahead_at_keys(const GdnView& view, std::int64_t next) const {
@@ -112,6 +126,14 @@ struct Walk {
     }
     void load_state(State<Engine>& state, const float* from) const {
         state.load_from(sizes, from, problem.value_dim, problem.key_dim, columns);
+    }
+    void load_transposed_state(State<Engine>& state, const float* from) const {
+        load_transposed(sizes.transposed(), from, problem.value_dim, problem.key_dim, columns,
+                        state);
+    }
+    void store_transposed_state(const State<Engine>& state, float* to) const {
+        store_transposed(sizes.transposed(), state, to, problem.value_dim, problem.key_dim,
+                         columns);
     }
     void store_state(const State<Engine>& state, float* to) const {
         state.store_to(sizes, to, problem.value_dim, problem.key_dim, columns);
