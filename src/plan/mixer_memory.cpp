@@ -10,7 +10,10 @@ namespace hybridcp::plan {
 namespace {
 
 constexpr MemoryClass kClass = MemoryClass::kLinearAttention;
-constexpr std::int64_t kCheckpointTokens = 256;  // of the fused backend
+// Of the fused backend.
+constexpr std::int64_t kCheckpointTokens = 256;
+constexpr std::int64_t kFusedChunk = 32;
+constexpr std::int64_t kKeyRecord = 2 * kFusedChunk + 2;  // K K^T, Q K^T, two norms of a token
 
 class LinearHalf final : public Half {
   public:
@@ -168,7 +171,10 @@ class LinearHalf final : public Half {
         }
         if (in_.fused_gdn) {
             const std::int64_t new_values = kWide * gdn_tokens() * gdn_value_heads() * m_.value_dim;
-            states_ = book_.take(kClass, checkpoints() * state_bytes(m_.value_dim) + new_values);
+            const std::int64_t records =
+                kWide * rows_in_chunks(kFusedChunk) * gdn_key_heads() * kKeyRecord;
+            states_ = book_.take(kClass,
+                                 checkpoints() * state_bytes(m_.value_dim) + new_values + records);
         } else {
             eager_forward();
             if (!has_tape_) {  // backward, if it is not next, makes them again
@@ -187,11 +193,12 @@ class LinearHalf final : public Half {
         const std::int64_t longest = gdn_tokens() / segments();
         return segments() * (std::max<std::int64_t>(longest - 1, 0) / kCheckpointTokens);
     }
-    /// Rows of the chunks of the eager backend.
-    [[nodiscard]] std::int64_t chunk_rows() const {
+    [[nodiscard]] std::int64_t rows_in_chunks(std::int64_t chunk) const {
         const std::int64_t longest = (gdn_tokens() + segments() - 1) / segments();
-        return segments() * ((longest + in_.gdn_chunk - 1) / in_.gdn_chunk) * in_.gdn_chunk;
+        return segments() * ((longest + chunk - 1) / chunk) * chunk;
     }
+    /// Rows of the chunks of the eager backend.
+    [[nodiscard]] std::int64_t chunk_rows() const { return rows_in_chunks(in_.gdn_chunk); }
     [[nodiscard]] std::int64_t eager_states_bytes() const {
         return (chunk_rows() / in_.gdn_chunk + segments()) * state_bytes(m_.value_dim);
     }
