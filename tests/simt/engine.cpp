@@ -106,8 +106,26 @@ void Engine::turn() {
     }
 }
 
+// Who goes first for a while: nobody, a few warps, all but a few, or one block.
 void Engine::change_habits() {
-    favoured_ = random_() & random_();
+    const uint64_t bits = random_();
+    switch (random_() % 4) {
+        case 0:
+            favoured_ = 0;
+            break;
+        case 1:
+            favoured_ = bits & random_();
+            break;
+        case 2:
+            favoured_ = bits | random_() | random_();
+            break;
+        default:
+            favoured_ = 0;
+            for (std::size_t i = 0; i < warps_.size(); ++i) {
+                const bool chosen = warps_[i]->block->rank == bits % options_.cluster;
+                favoured_ |= uint64_t{chosen} << i % 64;
+            }
+    }
     constexpr std::array<uint32_t, 4> kChances = {0, 1, 4, 32};
     async_chance_ = kChances[random_() % kChances.size()];
 }

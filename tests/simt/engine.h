@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,7 +33,6 @@ struct StoreGroup;
 
 struct Thread {
     [[nodiscard]] uint32_t lane_bit() const { return 1U << index % 32; }
-
     Fiber fiber;
     Block* block = nullptr;
     Warp* warp = nullptr;
@@ -71,7 +69,6 @@ struct Block {
         product_log;  // of each warpgroup, what its warps must agree on
 };
 
-/// Work that happens at a moment of its own.
 using AsyncWork = std::function<void()>;
 
 class Engine {

@@ -46,11 +46,21 @@ std::string thread_text(const Thread& thread) {
                        thread.index % kWarpThreads);
 }
 
+namespace {
+// Without arguments, which fill a line in templates.
+std::string function_text(const std::source_location& site) {
+    const std::string name = site.function_name();
+    const std::string lambda = name.find("lambda") == std::string::npos ? "" : ", a lambda";
+    return name.substr(0, name.find_first_of("([")) + lambda;
+}
+
+}  // namespace
+
 std::string site_text(const Origin& origin) {
     std::string file = origin.site.file_name();
     file = file.substr(file.find_last_of('/') + 1);
     return fmt::format("{} at {}:{} in {}", origin.operation, file, origin.site.line(),
-                       origin.site.function_name());
+                       function_text(origin.site));
 }
 
 void fault(const Origin& origin, const std::string& what) {
