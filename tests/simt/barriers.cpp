@@ -32,15 +32,38 @@ bool Collective::join(void* operands) {
     arrived_ |= 1U << lane;
     operands_[lane] = operands;
     if (arrived_ == 0xffffffffU) {
+        order_lanes(*self.warp);
         return true;
     }
     engine.wait(*this);
     return false;
 }
 
+// A warp executes a collective as one instruction: it orders what its lanes did before, and what it
+// did itself.
+void Collective::order_lanes(const Warp& warp) {
+    bool changed = false;
+    for (const Thread* lane : warp.lanes) {
+        changed =
+            changed || lane->clock.touched || lane->clock.others != warp.lanes[0]->clock.others;
+    }
+    if (!changed) {
+        return;
+    }
+    for (Thread* lane : warp.lanes) {
+        channel_.release(lane->clock);
+    }
+    channel_.publish();
+    for (Thread* lane : warp.lanes) {
+        channel_.acquire(lane->clock);
+    }
+}
+
 void Collective::release() {
+    Warp& warp = *Engine::current().thread().warp;
+    order_lanes(warp);
     arrived_ = 0;
-    Engine::current().thread().warp->runnable = 0xffffffffU;
+    warp.runnable = 0xffffffffU;
 }
 
 std::string NamedBarrier::describe(uint32_t) const {
@@ -64,9 +87,13 @@ void NamedBarrier::arrive(uint32_t id, uint32_t threads, const Warp& warp) {
     }
     warps_ |= 1U << warp.index;
     arrived_ += kWarpThreads;
+    for (Thread* lane : warp.lanes) {
+        channel_.release(lane->clock);
+    }
     if (arrived_ == expected_) {
         ++generation_;
         expected_ = arrived_ = warps_ = 0;
+        channel_.publish();
         Engine::current().notify(*this);
     }
 }
@@ -81,6 +108,7 @@ void ClusterBarrier::arrive(uint32_t live_threads) {
         fault(self.origin, "arrives twice without cluster_wait between");
     }
     self.cluster_generation = generation_;
+    channel_.release(self.clock);
     ++arrived_;
     check_complete(live_threads);
 }
@@ -96,6 +124,7 @@ void ClusterBarrier::check_complete(uint32_t live_threads) {
     if (arrived_ > 0 && arrived_ >= live_threads) {
         arrived_ = 0;
         ++generation_;
+        channel_.publish();
         Engine::current().notify(*this);
     }
 }
@@ -105,7 +134,8 @@ Mbarrier::Mbarrier(uint32_t offset, uint32_t arrivals, const Thread& owner)
       arrivals_(arrivals),
       pending_(arrivals),
       owner_(&owner),
-      owner_fences_(owner.init_fences) {}
+      owner_fences_(owner.init_fences),
+      channel_(Engine::current().threads()) {}
 
 std::string Mbarrier::describe(uint32_t parity) const {
     return fmt::format(
@@ -119,6 +149,7 @@ void Mbarrier::arrive(const Origin& origin) {
         fault(origin, "arrives once too often: " + describe(0));
     }
     --pending_;
+    channel_.release(Engine::current().thread().clock);
     end_phase_if_complete();
 }
 
@@ -131,7 +162,8 @@ void Mbarrier::expect(uint32_t bytes, const Origin& origin) {
     end_phase_if_complete();
 }
 
-void Mbarrier::complete(uint32_t bytes) {
+void Mbarrier::complete(uint32_t bytes, uint32_t issuer, uint32_t time) {
+    channel_.release(issuer, time);
     pending_bytes_ -= bytes;
     end_phase_if_complete();
 }
@@ -140,6 +172,7 @@ void Mbarrier::end_phase_if_complete() {
     if (pending_ == 0 && pending_bytes_ == 0) {
         ++phase_;
         pending_ = arrivals_;
+        channel_.publish();
         Engine::current().notify(*this);
     }
 }

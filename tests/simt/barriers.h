@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "simt/order.h"
 #include "simt/shared_memory.h"
 
 namespace hybridcp::simt {
@@ -26,6 +27,7 @@ class Waitable {
 /// The meeting of the 32 lanes of a warp in one primitive.
 class Collective : public Waitable {
   public:
+    void start(std::size_t threads) { channel_.resize(threads); }
     [[nodiscard]] std::string describe(uint32_t parity) const override;
     /// The running thread joins with its operands; true for the last lane, which acts for all and
     /// then releases.
@@ -34,17 +36,22 @@ class Collective : public Waitable {
     [[nodiscard]] const std::array<void*, 32>& operands() const { return operands_; }
 
   private:
+    void order_lanes(const Warp& warp);
+
     uint32_t arrived_ = 0;
     const char* operation_ = "";
     uint32_t first_lane_ = 0;
     std::array<void*, 32> operands_{};
+    Channel channel_;
 };
 
 /// bar.sync and bar.arrive; counted in threads, by warps.
 class NamedBarrier : public Waitable {
   public:
+    void start(std::size_t threads) { channel_.resize(threads); }
     [[nodiscard]] std::string describe(uint32_t parity) const override;
     void arrive(uint32_t id, uint32_t threads, const Warp& warp);
+    void leave(Clock& clock) { channel_.acquire(clock); }
     [[nodiscard]] uint64_t generation() const { return generation_; }
 
   private:
@@ -53,6 +60,7 @@ class NamedBarrier : public Waitable {
     uint32_t arrived_ = 0;
     uint32_t warps_ = 0;  // that arrived, as bits
     uint64_t generation_ = 0;
+    Channel channel_;
 };
 
 class ClusterBarrier : public Waitable {
@@ -62,22 +70,30 @@ class ClusterBarrier : public Waitable {
     /// A thread exits: the others no longer wait for it.
     void leave(const Thread& thread, uint32_t live_threads);
     [[nodiscard]] int64_t generation() const { return generation_; }
-    void reset() { arrived_ = 0; }
+    void acquire(Clock& clock) { channel_.acquire(clock); }
+    void start(std::size_t threads) {
+        arrived_ = 0;
+        channel_ = Channel(threads);
+    }
 
   private:
     void check_complete(uint32_t live_threads);
 
     uint32_t arrived_ = 0;
     int64_t generation_ = 0;
+    Channel channel_;
 };
 
 class Mbarrier : public Waitable {
   public:
     Mbarrier(uint32_t offset, uint32_t arrivals, const Thread& owner);
     [[nodiscard]] std::string describe(uint32_t parity) const override;
+    /// By that thread, whose clock hands over.
     void arrive(const Origin& origin);
     void expect(uint32_t bytes, const Origin& origin);
-    void complete(uint32_t bytes);
+    /// Bytes of a copy that its thread issued at that time.
+    void complete(uint32_t bytes, uint32_t issuer, uint32_t time);
+    void acquire(Clock& clock) { channel_.acquire(clock); }
     [[nodiscard]] bool ended(uint32_t parity) const { return (phase_ & 1) != (parity & 1); }
     /// Reports that its initialiser has not made it visible to other blocks and the copy engine.
     void check_visible(const Origin& origin) const;
@@ -92,6 +108,7 @@ class Mbarrier : public Waitable {
     uint64_t phase_ = 0;
     const Thread* owner_;
     uint32_t owner_fences_;
+    Channel channel_;
 };
 
 }  // namespace hybridcp::simt

@@ -27,6 +27,7 @@ using Bytes = std::vector<std::byte>;
 struct Arrival {
     Place to;
     Mbarrier* barrier;
+    uint32_t issuer, time;
 };
 
 Arrival begin_arrival(const Place& to, uint32_t bytes, const Place& barrier, const Origin& origin) {
@@ -36,12 +37,12 @@ Arrival begin_arrival(const Place& to, uint32_t bytes, const Place& barrier, con
     Mbarrier& found = find_mbarrier(barrier, origin);
     found.check_visible(origin);
     to.block->memory.begin_write_async(to.offset, bytes, origin);
-    return {to, &found};
+    return {to, &found, origin.thread->clock.id, origin.thread->clock.time};
 }
 
 void arrive(const Arrival& arrival, const void* data, uint32_t bytes) {
     arrival.to.block->memory.write_async(arrival.to.offset, data, bytes);
-    arrival.barrier->complete(bytes);
+    arrival.barrier->complete(bytes, arrival.issuer, arrival.time);
 }
 
 void check_bulk(const void* global, uint32_t bytes, const Origin& origin) {
@@ -68,11 +69,12 @@ void start_store(const Place& from,
     const auto group = open_group(engine.thread());
     ++group->unread;
     ++group->unwritten;
-    from.block->memory.begin_read_async(from.offset, bytes);
+    from.block->memory.begin_read_async(from.offset, bytes, origin);
+    const Access access = access_now(origin);
     engine.start([=, &engine, write = std::move(write)] {
         Bytes data(bytes);
         from.block->memory.read_async(from.offset, data.data(), bytes, origin);
-        from.block->memory.end_read_async(from.offset, bytes);
+        from.block->memory.end_read_async(from.offset, bytes, access);
         --group->unread;
         engine.notify(*group);
         engine.start([=, &engine, data = std::move(data)] {
@@ -119,11 +121,12 @@ void bulk_copy_cluster(
     const auto arrival = simt::begin_arrival(
         simt::cluster_place(to, bytes, simt::kBulkAlignment), bytes,
         simt::cluster_place(barrier, simt::kMbarrierBytes, simt::kMbarrierBytes), origin);
-    source.block->memory.begin_read_async(source.offset, bytes);
+    source.block->memory.begin_read_async(source.offset, bytes, origin);
+    const simt::Access access = access_now(origin);
     Engine::current().start([=] {
         simt::Bytes data(bytes);
         source.block->memory.read_async(source.offset, data.data(), bytes, origin);
-        source.block->memory.end_read_async(source.offset, bytes);
+        source.block->memory.end_read_async(source.offset, bytes, access);
         simt::arrive(arrival, data.data(), bytes);
     });
 }

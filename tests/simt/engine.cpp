@@ -46,7 +46,7 @@ void Engine::make_cluster(uint32_t first_block, uint32_t block_y) {
     warps_.clear();
     work_.clear();
     live_threads_ = 0;
-    cluster_barrier_.reset();
+    cluster_barrier_.start(threads());
     for (uint32_t rank = 0; rank < options_.cluster; ++rank) {
         auto block = std::make_unique<Block>(options_.shared_bytes);
         block->index = first_block + rank;
@@ -62,12 +62,17 @@ void Engine::make_cluster(uint32_t first_block, uint32_t block_y) {
             thread.block = block.get();
             thread.warp = &warp;
             thread.index = i;
+            thread.clock.id = live_threads_;
             thread.fiber.prepare(stacks_.stack(live_threads_++), thread_entry);
             warp.block = block.get();
             warp.index = i / kWarpThreads;
             warp.lanes[i % kWarpThreads] = &thread;
         }
+        for (NamedBarrier& barrier : block->barriers) {
+            barrier.start(threads());
+        }
         for (Warp& warp : block->warps) {
+            warp.collective.start(threads());
             warps_.push_back(&warp);
         }
         blocks_.push_back(std::move(block));

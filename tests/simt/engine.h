@@ -16,6 +16,7 @@
 #include "simt/barriers.h"
 #include "simt/fiber.h"
 #include "simt/launch.h"
+#include "simt/order.h"
 #include "simt/shared_memory.h"
 #include "simt/warp_products.h"
 
@@ -41,7 +42,8 @@ struct Thread {
     const Waitable* waits_for = nullptr;
     uint32_t parity = 0;  // of the mbarrier it waits for
     Origin origin;        // of the primitive it is in
-    uint32_t proxy_fences = 0;
+    Clock clock;
+    std::vector<uint32_t> proxy_fences;  // the times of its fence_proxy_async
     uint32_t init_fences = 0;
     int64_t cluster_generation = -1;                  // of the cluster barrier it arrived at
     std::vector<std::shared_ptr<StoreGroup>> stores;  // the last one is open
@@ -82,6 +84,7 @@ class Engine {
     [[nodiscard]] Block& block_of_rank(uint32_t rank, const Origin& origin);
     [[nodiscard]] ClusterBarrier& cluster_barrier() { return cluster_barrier_; }
     [[nodiscard]] uint64_t turns() const { return steps_; }
+    [[nodiscard]] std::size_t threads() const { return stacks_.count(); }
     [[nodiscard]] uint32_t live_threads() const { return live_threads_; }
 
     /// Stops the running thread until notify(what); the caller tests its condition again.

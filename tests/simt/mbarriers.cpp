@@ -128,11 +128,10 @@ void mbarrier_expect(uint32_t barrier, uint32_t bytes, const Site& site) {
 
 bool mbarrier_try_wait(uint32_t barrier, uint32_t parity, const Site& site) {
     const auto& origin = at("mbarrier_try_wait", site);
-    const simt::Mbarrier& found = own_mbarrier(barrier, origin);
     Engine& engine = Engine::current();
-    if (!found.ended(parity) && engine.one_in(kEarlyReturns)) {
+    if (!own_mbarrier(barrier, origin).ended(parity) && engine.one_in(kEarlyReturns)) {
         engine.maybe_yield(1);
-        return found.ended(parity);
+        return false;
     }
     mbarrier_wait(barrier, parity, site);
     return true;
@@ -140,12 +139,13 @@ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity, const Site& site) {
 
 void mbarrier_wait(uint32_t barrier, uint32_t parity, const Site& site) {
     const auto& origin = at("mbarrier_wait", site);
-    const simt::Mbarrier& found = own_mbarrier(barrier, origin);
+    simt::Mbarrier& found = own_mbarrier(barrier, origin);
     Engine& engine = Engine::current();
     engine.thread().parity = parity;
     while (!found.ended(parity)) {
         engine.wait(found);
     }
+    found.acquire(engine.thread().clock);
 }
 
 }  // namespace hybridcp::device

@@ -86,7 +86,7 @@ TEST(Mbarrier, Misuse) {
         }
     }));
     EXPECT_TRUE(reports("finds no mbarrier", [] { device::mbarrier_arrive(base() + kBarrier); }));
-    EXPECT_TRUE(reports("writes over the mbarrier", [] {
+    EXPECT_TRUE(reports("where an mbarrier lies", [] {
         make_barrier(1);
         device::store_shared(base() + kBarrier, 0U);
     }));
@@ -248,20 +248,71 @@ TEST(Wgmma, Misuse) {
     EXPECT_TRUE(reports("issued fewer products", with({.one_warp_less = true}), options));
 }
 
-TEST(Races, MissingBarrierShowsUnderSomeSeed) {
-    bool wrong = false;
-    for (uint64_t seed = 0; seed < 32 && !wrong; ++seed) {
-        const auto kernel = [&] {
-            const uint32_t thread = device::thread_index();
-            device::store_shared(base() + thread * 4, 0U);
-            device::sync_block();
-            device::store_shared(base() + thread * 4, thread);
-            // here sync_block is missing
-            wrong |= device::load_shared<uint32_t>(base() + (thread ^ 32) * 4) != (thread ^ 32);
-        };
-        launch({.threads = 64, .shared_bytes = 256, .seed = seed}, kernel);
+// Two warps exchange words; what `order` says comes between the stores and the loads.
+void exchange(const std::function<void()>& order) {
+    const uint32_t thread = device::thread_index();
+    device::store_shared(base() + thread * 4, thread);
+    order();
+    EXPECT_EQ(device::load_shared<uint32_t>(base() + (thread ^ 33) * 4), thread ^ 33);
+}
+
+TEST(Races, AreReportedInAnyOrder) {
+    for (uint64_t seed = 0; seed < 16; ++seed) {
+        const LaunchOptions options{.threads = 64, .seed = seed};
+        const auto nothing = [] { exchange([] {}); };
+        const std::string message =
+            fault_of({.threads = 64, .shared_bytes = 256, .seed = seed}, nothing);
+        EXPECT_NE(message.find(message.find("nobody") == std::string::npos ? "no barrier between"
+                                                                           : "nobody has written"),
+                  std::string::npos)
+            << message;
+        const auto warps_only = [] { exchange(+[] { device::sync_warp(); }); };
+        EXPECT_NE(fault_of({.threads = 64, .shared_bytes = 256, .seed = seed}, warps_only), "");
+        EXPECT_TRUE(reports(
+            "with no barrier between",
+            [] {
+                exchange(+[] { device::sync_block(); });
+                device::store_shared(base() + device::thread_index() * 4, 0U);
+            },
+            options));
+        EXPECT_EQ(fault_of({.threads = 64, .shared_bytes = 256, .seed = seed},
+                           [] { exchange(+[] { device::sync_block(); }); }),
+                  "");
     }
-    EXPECT_TRUE(wrong);
+}
+
+TEST(Races, AnArrivalHandsOverItsOwnThreadAlone) {
+    EXPECT_TRUE(reports("wrote with no barrier between",
+                        [] {
+                            make_barrier(1);
+                            if (device::warp_index() == 0) {
+                                device::store_shared(base() + device::lane_index() * 4, 1U);
+                                // here sync_warp is missing
+                                if (first_thread()) {
+                                    for (int i = 0; i < 100; ++i) {
+                                        device::sleep_ns(1);
+                                    }
+                                    device::mbarrier_arrive(base() + kBarrier);
+                                }
+                            } else {
+                                device::mbarrier_wait(base() + kBarrier, 0);
+                                device::load_shared<uint32_t>(base() + device::lane_index() * 4);
+                            }
+                        },
+                        {.threads = 64}));
+}
+
+TEST(Races, TheFenceComesBeforeTheBarrier) {
+    std::vector<uint32_t> out(32);
+    EXPECT_TRUE(reports("without fence_proxy_async before the barrier", [&] {
+        device::store_shared(base() + device::lane_index() * 4, 1U);
+        device::sync_warp();
+        device::fence_proxy_async();  // too late for what lane 0 may have read already
+        if (first_thread()) {
+            device::sleep_ns(1);
+            device::bulk_store(out.data(), base(), 128);
+        }
+    }));
 }
 
 }  // namespace

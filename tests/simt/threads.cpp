@@ -38,12 +38,13 @@ void arrive_at_barrier(uint32_t id, uint32_t threads) {
 }
 
 void sync_at_barrier(uint32_t id, uint32_t threads) {
-    const simt::NamedBarrier& barrier = self().block->barriers[id % 16];
+    simt::NamedBarrier& barrier = self().block->barriers[id % 16];
     const uint64_t generation = barrier.generation();
     arrive_at_barrier(id, threads);
     while (barrier.generation() == generation) {
         Engine::current().wait(barrier);
     }
+    barrier.leave(self().clock);
 }
 
 }  // namespace
@@ -141,11 +142,12 @@ void cluster_wait(const Site& site) {
     if (self().cluster_generation < 0) {
         simt::fault(origin, "comes without cluster_arrive");
     }
-    const simt::ClusterBarrier& barrier = Engine::current().cluster_barrier();
+    simt::ClusterBarrier& barrier = Engine::current().cluster_barrier();
     while (barrier.generation() == self().cluster_generation) {
         Engine::current().wait(barrier);
     }
     self().cluster_generation = -1;
+    barrier.acquire(self().clock);
 }
 
 void fence_mbarrier_init(const Site& site) {
@@ -155,7 +157,8 @@ void fence_mbarrier_init(const Site& site) {
 
 void fence_proxy_async(const Site& site) {
     at("fence_proxy_async", site);
-    ++self().proxy_fences;
+    self().proxy_fences.push_back(self().clock.time);
+    self().clock.touched = true;
     ++self().init_fences;
 }
 

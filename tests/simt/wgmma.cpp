@@ -169,7 +169,7 @@ void WarpProducts::issue(Warp& warp, Product product) {
     for_each_tile(warp, product, [&](const OperandTile& tile, uint32_t first, uint32_t rows) {
         check_bounds(memory, tile, first, rows, product.origin);
         for_each_piece(tile, first, rows, [&](uint32_t offset, uint32_t, uint32_t) {
-            memory.begin_read_async(offset, kPieceBytes);
+            memory.begin_read_async(offset, kPieceBytes, product.origin);
         });
     });
     ++product.sums->unfinished;
@@ -187,6 +187,7 @@ bool WarpProducts::run_one(Warp& warp) {
 
 void WarpProducts::wait(Warp& warp, uint32_t pending) {
     fenced_ = false;
+    const Access now = access_now(Engine::current().thread().origin);
     SharedMemory& memory = warp.block->memory;
     while (!queue_.empty() && queue_.front().group + pending < open_group_) {
         if (next_ == 0) {
@@ -197,7 +198,7 @@ void WarpProducts::wait(Warp& warp, uint32_t pending) {
         --next_;
         for_each_tile(warp, product, [&](const OperandTile& tile, uint32_t first, uint32_t rows) {
             for_each_piece(tile, first, rows, [&](uint32_t offset, uint32_t, uint32_t) {
-                memory.end_read_async(offset, kPieceBytes);
+                memory.end_read_async(offset, kPieceBytes, now);
             });
         });
         const Sums& sums = *product.sums;

@@ -53,25 +53,25 @@ HCP_DEVICE void keep_registers(uint32_t (&registers)[Count]) {
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
     ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-#define HCP_WGMMA(n, half, a0, a1, a2, a3, b, accumulate, major)                                     \
-    template <Major MajorB>                                                                          \
-    HCP_DEVICE void wgmma_registers(float (&d)[half], const uint32_t (&a)[4], uint64_t b_tile,       \
-                                    bool add) {                                                      \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" accumulate ", 0;\n"                        \
-                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half      \
-                     "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, %" b ", p, 1, 1, %" major ";\n}"         \
-                     : HCP_D##half(0)                                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                      \
-                       "r"(static_cast<uint32_t>(add)), "n"(static_cast<int>(MajorB)));              \
-    }                                                                                                \
-    template <Major MajorA, Major MajorB>                                                            \
-    HCP_DEVICE void wgmma_shared(float (&d)[half], uint64_t a_tile, uint64_t b_tile, bool add) {     \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" a2 ", 0;\n"                                \
-                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half      \
-                     "}, %" a0 ", %" a1 ", p, 1, 1, %" a3 ", %" b ";\n}"                             \
-                     : HCP_D##half(0)                                                                \
-                     : "l"(a_tile), "l"(b_tile), "r"(static_cast<uint32_t>(add)),                    \
-                       "n"(static_cast<int>(MajorA)), "n"(static_cast<int>(MajorB)));                \
+#define HCP_WGMMA(n, half, a0, a1, a2, a3, b, accumulate, major) \
+    template <Major MajorB> \
+    HCP_DEVICE void wgmma_registers(float (&d)[half], const uint32_t (&a)[4], uint64_t b_tile, \
+                                    bool add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" accumulate ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half \
+                     "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, %" b ", p, 1, 1, %" major ";\n}" \
+                     : HCP_D##half(0) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), \
+                       "r"(static_cast<uint32_t>(add)), "n"(static_cast<int>(MajorB))); \
+    } \
+    template <Major MajorA, Major MajorB> \
+    HCP_DEVICE void wgmma_shared(float (&d)[half], uint64_t a_tile, uint64_t b_tile, bool add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" a2 ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half \
+                     "}, %" a0 ", %" a1 ", p, 1, 1, %" a3 ", %" b ";\n}" \
+                     : HCP_D##half(0) \
+                     : "l"(a_tile), "l"(b_tile), "r"(static_cast<uint32_t>(add)), \
+                       "n"(static_cast<int>(MajorA)), "n"(static_cast<int>(MajorB))); \
     }
 /// A from registers, or both operands from shared memory; tiles are descriptors (descriptor.cuh). N is twice the
 /// length of d: 32, 64 or 128. `add` false: d = A B.
