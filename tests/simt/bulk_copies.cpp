@@ -6,7 +6,7 @@
 
 #include "simt/bulk_stores.h"
 #include "simt/device_memory.h"
-#include "simt/engine.h"
+#include "simt/places.h"
 #include "simt/tensor_box.h"
 
 namespace hybridcp::simt {
@@ -174,9 +174,6 @@ void tensor_load_multicast(uint32_t to,
             continue;
         }
         simt::Block& block = engine.block_of_rank(rank, origin);
-        if (block.live_threads == 0) {
-            simt::fault(origin, "reaches a block that has exited");
-        }
         const auto arrival =
             simt::begin_arrival({&block, to_offset}, bytes, {&block, barrier_offset}, origin);
         engine.start([=, copy = *map] {

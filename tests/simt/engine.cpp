@@ -53,6 +53,7 @@ void Engine::make_cluster(uint32_t first_block, uint32_t block_y) {
         block->index_y = block_y;
         block->rank = rank;
         block->live_threads = options_.threads;
+        block->reached.resize(threads());
         block->threads = std::vector<Thread>(options_.threads);
         block->warps = std::vector<Warp>(options_.threads / kWarpThreads);
         block->product_log.resize((block->warps.size() + 3) / 4);
@@ -234,7 +235,14 @@ Block& Engine::block_of_rank(uint32_t rank, const Origin& origin) {
         fault(origin, "names block " + std::to_string(rank) + " of a cluster of " +
                           std::to_string(blocks_.size()));
     }
-    return *blocks_[rank];
+    Block& block = *blocks_[rank];
+    if (block.live_threads == 0) {
+        fault(origin, "reaches block " + std::to_string(block.index) + ", which has exited");
+    }
+    if (&block != origin.thread->block) {
+        block.reached[origin.thread->clock.id] = origin.thread->clock.time;
+    }
+    return block;
 }
 
 void launch(const LaunchOptions& options, const std::function<void()>& kernel) {

@@ -67,6 +67,7 @@ struct Block {
     std::map<uint32_t, Mbarrier> mbarriers;  // by offset
     std::vector<Thread> threads;
     std::vector<Warp> warps;
+    Times reached;  // when threads of other blocks last reached into this one
     std::vector<std::vector<uint64_t>>
         product_log;  // of each warpgroup, what its warps must agree on
 };
@@ -81,6 +82,7 @@ class Engine {
     [[nodiscard]] static Engine& current();
     [[nodiscard]] Thread& thread() const { return *running_; }
     [[nodiscard]] const LaunchOptions& options() const { return options_; }
+    /// Reports a rank outside the cluster, and a block that has exited.
     [[nodiscard]] Block& block_of_rank(uint32_t rank, const Origin& origin);
     [[nodiscard]] ClusterBarrier& cluster_barrier() { return cluster_barrier_; }
     [[nodiscard]] uint64_t turns() const { return steps_; }
@@ -106,7 +108,8 @@ class Engine {
     [[nodiscard]] Warp* pick_warp();
     void thread_body();
     void leave_thread();
-    void check_end();
+    void check_end() const;
+    void check_reached(const Block& block) const;
     [[nodiscard]] std::string no_progress(const std::string& why) const;
 
     LaunchOptions options_;
@@ -131,22 +134,5 @@ class Engine {
 [[nodiscard]] std::string thread_text(const Thread& thread);
 [[nodiscard]] std::string site_text(const Origin& origin);
 [[nodiscard]] std::string shared_text(uint32_t offset);
-
-/// Notes what the running thread does and where, for messages.
-const Origin& at(const char* operation, const std::source_location& site);
-
-/// A place in shared memory that an address names.
-struct Place {
-    Block* block;
-    uint32_t offset;
-};
-/// Of the running thread's own block; reports addresses outside and misaligned ones.
-[[nodiscard]] Place own_place(uint32_t address, uint32_t bytes, uint32_t alignment);
-/// Of any block of the cluster.
-[[nodiscard]] Place cluster_place(uint32_t address, uint32_t bytes, uint32_t alignment);
-/// The same for the address of an mbarrier.
-[[nodiscard]] Mbarrier& find_mbarrier(const Place& place, const Origin& origin);
-/// Reports an access outside the buffers of the launch, if it names any.
-void check_global(const void* address, std::size_t bytes, bool write, const Origin& origin);
 
 }  // namespace hybridcp::simt

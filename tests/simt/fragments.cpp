@@ -1,10 +1,11 @@
 // ldmatrix, stmatrix, movmatrix and mma.sync: fragments as PTX ISA lays them out ("Warp-level
 // matrix instructions").
 
-#include <fmt/format.h>
+#include <algorithm>
 
 #include "simt/collective.h"
 #include "simt/device_matrices.h"
+#include "simt/places.h"
 
 namespace hybridcp::device {
 

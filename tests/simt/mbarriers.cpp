@@ -1,69 +1,7 @@
-// The mbarrier primitives, and what addresses name.
+// The mbarrier primitives.
 
-#include <fmt/format.h>
-
-#include "simt/device_memory.h"
 #include "simt/device_synchronisation.h"
-#include "simt/engine.h"
-
-namespace hybridcp::simt {
-namespace {
-
-Place place_in(Block& block, uint32_t address, uint32_t bytes, uint32_t alignment) {
-    const Origin& origin = Engine::current().thread().origin;
-    const uint32_t window = address & ((1U << kRankShift) - 1);
-    if (window < kSharedStart || window - kSharedStart > block.memory.bytes() ||
-        bytes > block.memory.bytes() - (window - kSharedStart)) {
-        fault(origin, fmt::format("is out of bounds: {} bytes at {:#x}, where shared memory has {} "
-                                  "from {:#x}",
-                                  bytes, window, block.memory.bytes(), kSharedStart));
-    }
-    if (address % alignment != 0) {
-        fault(origin,
-              fmt::format("is misaligned: address {:#x} is no multiple of {}", window, alignment));
-    }
-    return {&block, window - kSharedStart};
-}
-
-}  // namespace
-
-const Origin& at(const char* operation, const std::source_location& site) {
-    Thread& thread = Engine::current().thread();
-    thread.origin = {&thread, operation, site};
-    return thread.origin;
-}
-
-Place own_place(uint32_t address, uint32_t bytes, uint32_t alignment) {
-    const Thread& thread = Engine::current().thread();
-    if (address >> kRankShift != 0) {
-        fault(thread.origin, fmt::format("gets {:#x}, an address from map_shared", address));
-    }
-    return place_in(*thread.block, address, bytes, alignment);
-}
-
-Place cluster_place(uint32_t address, uint32_t bytes, uint32_t alignment) {
-    Engine& engine = Engine::current();
-    const Thread& thread = engine.thread();
-    const uint32_t rank = address >> kRankShift;
-    Block& block = rank == 0 ? *thread.block : engine.block_of_rank(rank - 1, thread.origin);
-    if (block.live_threads == 0) {
-        fault(thread.origin, fmt::format("reaches block {}, which has exited", block.index));
-    }
-    return place_in(block, address, bytes, alignment);
-}
-
-Mbarrier& find_mbarrier(const Place& place, const Origin& origin) {
-    const auto found = place.block->mbarriers.find(place.offset);
-    if (found == place.block->mbarriers.end()) {
-        fault(origin, "finds no mbarrier at " + shared_text(place.offset));
-    }
-    if (place.block != origin.thread->block) {
-        found->second.check_visible(origin);
-    }
-    return found->second;
-}
-
-}  // namespace hybridcp::simt
+#include "simt/places.h"
 
 namespace hybridcp::device {
 
@@ -86,7 +24,9 @@ simt::Mbarrier& own_mbarrier(uint32_t address, const simt::Origin& origin) {
 uint32_t map_shared(uint32_t address, uint32_t rank, const Site& site) {
     const auto& origin = at("map_shared", site);
     (void)simt::own_place(address, 1, 1);
-    (void)Engine::current().block_of_rank(rank, origin);
+    if (rank >= Engine::current().options().cluster) {
+        simt::fault(origin, "names a block outside the cluster");
+    }
     return address | (rank + 1) << simt::kRankShift;
 }
 

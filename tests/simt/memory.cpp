@@ -4,31 +4,31 @@
 
 #include "simt/bulk_stores.h"
 #include "simt/device_memory.h"
-#include "simt/engine.h"
+#include "simt/places.h"
 
 namespace hybridcp::simt {
 
-void check_global(const void* address, std::size_t bytes, bool write, const Origin& origin) {
-    const auto& buffers = Engine::current().options().buffers;
-    const auto first = reinterpret_cast<std::uintptr_t>(address);
-    for (const Buffer& buffer : buffers) {
-        const auto start = reinterpret_cast<std::uintptr_t>(buffer.data);
-        if (first >= start && first - start <= buffer.bytes &&
-            bytes <= buffer.bytes - (first - start)) {
-            if (write && !buffer.writable) {
-                fault(origin, "writes a buffer that the launch names read-only");
+// A block must not exit before others have reached into it: one of its threads must know when they
+// did.
+void Engine::check_reached(const Block& block) const {
+    for (const auto& other : blocks_) {
+        for (const Thread& thread : other->threads) {
+            const uint32_t time = block.reached[thread.clock.id];
+            bool known = time == 0;
+            for (std::size_t i = 0; i < block.threads.size() && !known; ++i) {
+                known = block.threads[i].clock.knows(thread.clock.id, time);
             }
-            return;
+            if (!known) {
+                throw Fault(thread_text(thread) + ": reaches block " + std::to_string(block.index) +
+                            ", which may have exited by then");
+            }
         }
-    }
-    if (!buffers.empty()) {
-        fault(origin, fmt::format("is out of bounds: {} bytes at {} lie in no buffer of the launch",
-                                  bytes, address));
     }
 }
 
-void Engine::check_end() {
+void Engine::check_end() const {
     for (const auto& block : blocks_) {
+        check_reached(*block);
         for (const Warp& warp : block->warps) {
             if (!warp.products.idle()) {
                 throw Fault(thread_text(*warp.lanes[0]) +

@@ -1,10 +1,8 @@
 // Indices, shuffles and barriers of the primitives.
 
-#include <fmt/format.h>
-
 #include "simt/collective.h"
 #include "simt/device_synchronisation.h"
-#include "simt/engine.h"
+#include "simt/places.h"
 
 namespace hybridcp::device {
 

@@ -1,13 +1,12 @@
 // wgmma: operands and sums as PTX ISA lays them out ("Asynchronous warpgroup-level matrix
 // instructions").
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "simt/collective.h"
 #include "simt/device_matrices.h"
+#include "simt/places.h"
 #include "simt/swizzle.h"
 
 namespace hybridcp::simt {
