@@ -154,7 +154,7 @@ void Mbarrier::arrive(const Origin& origin) {
 }
 
 void Mbarrier::expect(uint32_t bytes, const Origin& origin) {
-    constexpr int64_t kMostBytes = (1 << 20) - 1;
+    static constexpr int64_t kMostBytes = (1 << 20) - 1;
     pending_bytes_ += bytes;
     if (pending_bytes_ > kMostBytes) {
         fault(origin, "expects more than 2^20 - 1 bytes");

@@ -156,6 +156,8 @@ void tensor_load(uint32_t to,
     });
 }
 
+// The sixth parameter is the place of the call.
+// NOLINTNEXTLINE(readability-function-size)
 void tensor_load_multicast(uint32_t to,
                            const TensorMap* map,
                            uint32_t barrier,

@@ -132,7 +132,7 @@ void Engine::change_habits() {
                 favoured_ |= uint64_t{chosen} << i % 64;
             }
     }
-    constexpr std::array<uint32_t, 4> kChances = {0, 1, 4, 32};
+    static constexpr std::array<uint32_t, 4> kChances = {0, 1, 4, 32};
     async_chance_ = kChances[random_() % kChances.size()];
 }
 
@@ -246,8 +246,8 @@ Block& Engine::block_of_rank(uint32_t rank, const Origin& origin) {
 }
 
 void launch(const LaunchOptions& options, const std::function<void()>& kernel) {
-    constexpr uint32_t kMostShared = 227 * 1024;
-    constexpr uint32_t kMostThreads = 1024;
+    static constexpr uint32_t kMostShared = 227 * 1024;
+    static constexpr uint32_t kMostThreads = 1024;
     if (options.threads == 0 || options.threads % kWarpThreads != 0 ||
         options.threads > kMostThreads) {
         throw Fault("launch: threads a block: a multiple of 32 up to 1024");

@@ -19,7 +19,7 @@ class StackPool {
     StackPool(const StackPool&) = delete;
     StackPool& operator=(const StackPool&) = delete;
 
-    static constexpr std::size_t kStackBytes = 256 * 1024;
+    static constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
     [[nodiscard]] std::byte* stack(std::size_t index) const;
     [[nodiscard]] std::size_t count() const { return count_; }
 

@@ -33,7 +33,7 @@ inline float f16_value(uint16_t bits) {
 }
 
 inline uint16_t f16_bits(float value) {
-    constexpr float kOverflows = 65520.0F;  // halfway above the largest number, 65,504
+    static constexpr float kOverflows = 65520.0F;  // halfway above the largest number, 65,504
     const auto sign = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16 & 0x8000);
     const float magnitude = std::fabs(value);
     if (std::isnan(value)) {

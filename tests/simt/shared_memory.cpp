@@ -168,7 +168,7 @@ void SharedMemory::end_read_async(uint32_t offset, uint32_t bytes, const Access&
 }
 
 void SharedMemory::place_mbarrier(uint32_t offset, const Origin& origin) {
-    constexpr uint32_t kMbarrierBytes = 8;
+    static constexpr uint32_t kMbarrierBytes = 8;
     check_write(offset, kMbarrierBytes, origin);
     for (uint32_t i = 0; i < kMbarrierBytes; i += kCellBytes) {
         cells_[(offset + i) / kCellBytes].mbarrier = true;

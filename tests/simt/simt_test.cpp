@@ -22,15 +22,15 @@ struct ProductParams {
 // C = A B for one warpgroup: A and B come by TMA with the 128-byte swizzle.
 template <int N, SourceOfA Source, Major MajorB>
 void product_kernel(const ProductParams& p) {
-    constexpr Major kMajorA = Source == SourceOfA::kSharedMn ? Major::kMn : Major::kK;
+    static constexpr Major kMajorA = Source == SourceOfA::kSharedMn ? Major::kMn : Major::kK;
     const uint32_t a = device::shared_base();
     const uint32_t b = a + kTileBytes;
     const uint32_t barrier = b + 2 * kTileBytes;
     if (device::thread_index() == 0) {
         device::mbarrier_init(barrier, 1);
         device::fence_mbarrier_init();
-        constexpr uint32_t kBoxesB = MajorB == Major::kMn && N == 128 ? 2 : 1;
-        constexpr uint32_t kRowsB = MajorB == Major::kMn ? kTileK : N;
+        static constexpr uint32_t kBoxesB = MajorB == Major::kMn && N == 128 ? 2 : 1;
+        static constexpr uint32_t kRowsB = MajorB == Major::kMn ? kTileK : N;
         device::mbarrier_arrive_expect(barrier, kTileBytes + kBoxesB * kRowsB * 128);
         device::tensor_load(a, &p.a, barrier, {0, 0, 0});
         for (uint32_t box = 0; box < kBoxesB; ++box) {
@@ -116,7 +116,7 @@ TEST(Wgmma, MatchesTripleLoop) {
 // transposed.
 template <bool Bf16>
 void mma_kernel(float* c) {
-    constexpr uint32_t kPitch = 48;
+    static constexpr uint32_t kPitch = 48;
     const uint32_t a = device::shared_base();
     const uint32_t b = a + 16 * kPitch;
     const uint32_t lane = device::lane_index();
@@ -150,7 +150,8 @@ void expect_mma() {
     launch({.shared_bytes = 2048}, [&] { mma_kernel<Bf16>(c.data()); });
     for (uint32_t row = 0; row < 16; ++row) {
         for (uint32_t column = 0; column < 8; ++column) {
-            auto sum = static_cast<float>(1 + column % 2 + row / 8 * 2);
+            float sum = row < 8 ? 1 : 3;
+            sum += static_cast<float>(column % 2);
             for (uint32_t k = 0; k < 16; ++k) {
                 sum += small_number(row, k) * small_number(k + 3, column + 5);
             }
@@ -198,8 +199,8 @@ void matrix_kernel(std::vector<uint32_t>& loaded, std::vector<uint32_t>& transpo
 
 template <int Count>
 void expect_matrices() {
-    std::vector<uint32_t> loaded(32 * Count);
-    std::vector<uint32_t> transposed(32 * Count);
+    std::vector<uint32_t> loaded(std::size_t{32} * Count);
+    std::vector<uint32_t> transposed(std::size_t{32} * Count);
     launch({.shared_bytes = 1024}, [&] { matrix_kernel<Count>(loaded, transposed); });
     const auto element = [](uint32_t matrix, uint32_t row, uint32_t column) {
         return matrix * 64 + row * 8 + column;

@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kSeeds = 8;
 
 TEST(Shuffles, MoveWordsBetweenLanes) {
-    std::vector<uint32_t> results(4 * 32);
+    std::vector<uint32_t> results(128);
     launch({}, [&] {
         const uint32_t lane = device::lane_index();
         results[lane] = device::shuffle_xor(lane, 5);
@@ -29,7 +29,7 @@ TEST(Shuffles, MoveWordsBetweenLanes) {
 
 // Warps 0 and 1 write, warps 2 and 3 read: barrier 1 says full, barrier 2 says empty.
 void barrier_kernel(std::vector<uint32_t>& sums) {
-    constexpr uint32_t kRounds = 5;
+    static constexpr uint32_t kRounds = 5;
     const uint32_t base = device::shared_base();
     const uint32_t thread = device::thread_index();
     for (uint32_t round = 0; round < kRounds; ++round) {
@@ -62,9 +62,9 @@ TEST(NamedBarriers, HandOverInBothDirections) {
 // A producer warp keeps a ring of 3 stages full; two consumer warps add what comes and store it by
 // the copy engine.
 void ring_kernel(const uint32_t* from, uint32_t* to) {
-    constexpr uint32_t kStages = 3;
-    constexpr uint32_t kItems = 20;
-    constexpr uint32_t kBytes = 256;  // an item: 64 words
+    static constexpr uint32_t kStages = 3;
+    static constexpr uint32_t kItems = 20;
+    static constexpr uint32_t kBytes = 256;  // an item: 64 words
     const uint32_t base = device::shared_base();
     const uint32_t result = base + kStages * kBytes;
     const uint32_t full = result + kBytes;
@@ -82,7 +82,8 @@ void ring_kernel(const uint32_t* from, uint32_t* to) {
             const uint32_t stage = item % kStages;
             device::mbarrier_wait_sleeping(empty + stage * 8, item / kStages % 2 ^ 1, 20);
             device::mbarrier_arrive_expect(full + stage * 8, kBytes);
-            device::bulk_load(base + stage * kBytes, from + item * 64, kBytes, full + stage * 8);
+            device::bulk_load(base + stage * kBytes, from + std::size_t{64} * item, kBytes,
+                              full + stage * 8);
         }
         return;
     }
@@ -109,7 +110,7 @@ void ring_kernel(const uint32_t* from, uint32_t* to) {
 }
 
 TEST(Mbarriers, ProducerAndConsumersShareARing) {
-    std::vector<uint32_t> from(64 * 20);
+    std::vector<uint32_t> from(1280);
     for (uint32_t i = 0; i < from.size(); ++i) {
         from[i] = i * i;
     }
@@ -180,7 +181,7 @@ void cluster_kernel(const TensorMap& map, uint32_t* results) {
 TEST(Clusters, MulticastCopyAndRemoteArrival) {
     Matrix matrix(32, 64);
     for (uint32_t row = 0; row < 32; ++row) {
-        matrix.bits[row * 64] = static_cast<uint16_t>(row + 1);
+        matrix.bits[std::size_t{64} * row] = static_cast<uint16_t>(row + 1);
     }
     const TensorMap map = matrix.map(16);
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -240,7 +241,7 @@ TEST(Tensors, ZerosOutsideAndStoresInside) {
 }
 
 TEST(Launch, BlocksSeeTheirIndices) {
-    std::vector<uint32_t> seen(6 * 64);
+    std::vector<uint32_t> seen(384);
     launch({.blocks = 3, .blocks_y = 2, .threads = 64}, [&] {
         const uint32_t block =
             device::block_index_y() * device::grid_blocks() + device::block_index();

@@ -38,7 +38,7 @@ struct Matrix {
     [[nodiscard]] TensorMap map(uint32_t box_rows) {
         return {.data = reinterpret_cast<std::byte*>(bits.data()),
                 .extent = {columns, 1, rows},
-                .stride_bytes = {columns * 2, columns * 2},
+                .stride_bytes = {uint64_t{columns} * 2, uint64_t{columns} * 2},
                 .box = {64, 1, box_rows}};
     }
 

@@ -24,7 +24,7 @@ uint32_t place_of(uint32_t lane, uint32_t i, uint32_t columns) {
 }
 
 OperandTile decode(uint64_t descriptor, bool k_major, const Origin& origin) {
-    constexpr uint64_t kField = 0x3fff;
+    static constexpr uint64_t kField = 0x3fff;
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0) {
         fault(origin, "has a descriptor of another form than the 128-byte swizzle without offset");
     }
@@ -100,7 +100,7 @@ void for_each_tile(const Warp& warp, const Product& product, Visit visit) {
 }
 
 std::vector<float> fragment_a(const std::array<const uint32_t*, kWarpThreads>& words) {
-    std::vector<float> values(kDepth * kWarpRows);
+    std::vector<float> values(std::size_t{kDepth} * kWarpRows);
     for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
         for (uint32_t i = 0; i < 8; ++i) {
             const uint32_t row = lane / 4 + 8 * (i / 2 % 2);
