@@ -29,7 +29,7 @@ class RowsAhead {
 
     /// In a block of products of that depth: asks for the next `rows` rows.
     HCP_INLINE void ask_in_block(int rows, int depth) {
-        constexpr int kDeep = 128;
+        static constexpr int kDeep = 128;
         for (int n = spares_short_blocks_ && depth < kDeep ? rows / 2 : 0; n < rows; ++n) {
             ask();
         }
