@@ -210,8 +210,8 @@ class Trainer {
         on_rank_zero(mesh_, "rename older checkpoints", [&] {
             const std::int64_t count = set_checkpoints_aside(dir, step);
             note(count == 0 ? ""
-                            : fmt::format("{} other checkpoint{} in {} now named replaced-step-*",
-                                          count, count == 1 ? " is" : "s are", dir));
+                            : fmt::format("{} other checkpoint{} in {} renamed to replaced-step-*",
+                                          count, count == 1 ? "" : "s", dir));
         });
     }
 

@@ -130,7 +130,16 @@ TEST(CheckpointRun, InspectAndResumeNameWhatIsDamaged) {
     EXPECT_EQ(resumed.status, 0) << resumed.output;
     EXPECT_NE(resumed.output.find("skipped a checkpoint: " + damage), std::string::npos)
         << resumed.output;
+    EXPECT_NE(resumed.output.find("1 other checkpoint in "), std::string::npos) << resumed.output;
     EXPECT_EQ(run_hcp({"inspect", "checkpoint", run}).status, 0) << "it has been replaced";
+    EXPECT_EQ(run_hcp({"export", run, newest}).status, 2) << "a checkpoint is no place for a model";
+    for (const char* step : {"/step-00000001", "/step-00000002"}) {
+        flip_byte(run + step + "/state.json", 3);
+    }
+    const Outcome refused = run_hcp({"train", recipe, "--nproc", "2"});
+    EXPECT_EQ(refused.status, 2) << refused.output;
+    EXPECT_NE(refused.output.find("none of its checkpoints can be loaded"), std::string::npos)
+        << refused.output;
     EXPECT_EQ(run_hcp({"inspect", "checkpoint", folder / "nothing"}).status, 2);
 }
 

@@ -149,5 +149,10 @@ TEST_F(Files, ALockEndsWithAProcessThatIsKilled) {
     const FolderLock lock(folder_, "lock");
 }
 
+TEST(ReadFile, AFolderIsNotAnEmptyFile) {
+    EXPECT_THROW((void)read_file("/tmp"), FormatError);
+    EXPECT_EQ(read_file("/dev/null"), "");
+}
+
 }  // namespace
 }  // namespace hybridcp

@@ -3,6 +3,7 @@
 #include "train/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -250,6 +251,42 @@ TEST_F(Checkpoints, ARunThatStartsAnewSetsOlderOnesAside) {
     EXPECT_FALSE(latest_checkpoint(dir_, skipped).has_value());
     save(2);
     EXPECT_EQ(set_checkpoints_aside(dir_, -1), 1);
+}
+
+TEST_F(Checkpoints, LaterOnesAreSetAside) {
+    const std::string first = save(1);
+    save(2);
+    save(3);
+    EXPECT_EQ(set_checkpoints_aside(dir_, 1), 2);
+    std::vector<std::string> skipped;
+    EXPECT_EQ(latest_checkpoint(dir_, skipped), first);
+    EXPECT_TRUE(skipped.empty());
+}
+
+TEST_F(Checkpoints, AnotherStepsNameIsDamage) {
+    const std::string good = save(1);
+    fs::rename(save(2), dir_ + "/step-00000009");
+    std::vector<std::string> skipped;
+    EXPECT_EQ(latest_checkpoint(dir_, skipped), good);
+    ASSERT_EQ(skipped.size(), 1U);
+    EXPECT_NE(skipped[0].find("step-00000009: holds step 2"), std::string::npos) << skipped[0];
+}
+
+TEST_F(Checkpoints, WhatCannotBeListedIsNoEmptyFolder) {
+    EXPECT_TRUE(list_checkpoints(dir_ + "/nothing").empty());
+    fs::create_directories(dir_);
+    std::ofstream(dir_ + "/file") << "text";
+    EXPECT_THROW((void)list_checkpoints(dir_ + "/file"), FormatError);
+}
+
+TEST_F(Checkpoints, APipeInPlaceOfAPartIsDamage) {
+    const std::string part = parts(save(1))[0];
+    fs::remove(part);
+    ASSERT_EQ(::mkfifo(part.c_str(), 0600), 0);
+    std::vector<std::string> skipped;
+    EXPECT_FALSE(latest_checkpoint(dir_, skipped).has_value());
+    ASSERT_EQ(skipped.size(), 1U);
+    EXPECT_NE(skipped[0].find("not a regular file"), std::string::npos) << skipped[0];
 }
 
 TEST_F(Checkpoints, AnotherModelIsRefusedByTensor) {
