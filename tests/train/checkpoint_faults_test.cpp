@@ -292,6 +292,7 @@ TEST_F(CheckpointFaults, FilesThatMayNotGrow) {
 }
 
 TEST_F(CheckpointFaults, AFolderWithoutPermission) {
+    fs::permissions(fs::path(dir_).parent_path(), fs::perms::others_exec, fs::perm_options::add);
     fs::permissions(dir_, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_exec |
                               fs::perms::others_read);
     const ChildResult result = run_with_fault(Fault::kNone, 0, [&] {

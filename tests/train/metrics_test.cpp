@@ -24,12 +24,15 @@ TEST(Metrics, AResumedRunKeepsTheLinesUpToItsCheckpoint) {
                         .validation_loss = step == 2 ? std::optional(7.5) : std::nullopt});
         }
     }
-    MetricsFile file(folder / "log", 3);
-    ASSERT_EQ(file.curve().training.size(), 3U);
-    EXPECT_EQ(file.curve().training.back().step, 3);
-    EXPECT_EQ(file.curve().training.back().loss, 7.0);
-    ASSERT_EQ(file.curve().validation.size(), 1U);
-    EXPECT_EQ(file.curve().validation.front().loss, 7.5);
+    {
+        const MetricsFile file(folder / "log", 3);
+        ASSERT_EQ(file.curve().training.size(), 3U);
+        EXPECT_EQ(file.curve().training.back().step, 3);
+        EXPECT_EQ(file.curve().training.back().loss, 7.0);
+        ASSERT_EQ(file.curve().validation.size(), 1U);
+        EXPECT_EQ(file.curve().validation.front().loss, 7.5);
+        EXPECT_THROW(MetricsFile(folder / "log", 0), UsageError) << "two runs";
+    }
     const MetricsFile anew(folder / "log", 0);
     EXPECT_TRUE(anew.curve().training.empty());
 }
