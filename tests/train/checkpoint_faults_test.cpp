@@ -292,9 +292,11 @@ TEST_F(CheckpointFaults, FilesThatMayNotGrow) {
 }
 
 TEST_F(CheckpointFaults, AFolderWithoutPermission) {
-    fs::permissions(fs::path(dir_).parent_path(), fs::perms::others_exec, fs::perm_options::add);
-    fs::permissions(dir_, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_exec |
-                              fs::perms::others_read);
+    // Others and the group may look, and nobody may write.
+    const fs::perms look = fs::perms::group_exec | fs::perms::others_exec;
+    fs::permissions(fs::path(dir_).parent_path(), look, fs::perm_options::add);
+    fs::permissions(dir_, look | fs::perms::owner_read | fs::perms::owner_exec |
+                              fs::perms::group_read | fs::perms::others_read);
     const ChildResult result = run_with_fault(Fault::kNone, 0, [&] {
         if (getuid() == 0 && setuid(65534) != 0) {  // root may write everywhere
             throw std::runtime_error("cannot become another user");
