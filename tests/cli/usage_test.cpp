@@ -47,6 +47,22 @@ TEST(Usage, WrongValues) {
                     "parameters whole");
 }
 
+TEST(Usage, RefusedBeforeTheWork) {
+    const std::string recipe = golden("../../recipes/bench_cp.yaml");
+    expect_one_line(
+        run_hcp({"bench", "cp", recipe, "--ranks", "3", "--variants", "native-ulysses"}),
+        "8 value heads over cp: 3");
+    expect_one_line(run_hcp({"bench", "cp", recipe, "--documents", "0"}), "0 tokens");
+    expect_one_line(run_hcp({"plan", golden("")}), "directory");
+    expect_one_line(run_hcp({"plan", recipe, "--report", "/no/such/folder/x"}), "no folder");
+    expect_one_line(run_hcp({"plan", recipe, "train.accelerator.device=cuda",
+                             "train.accelerator.linear_attention_gdn_backend=fused"}),
+                    "fused runs on device: cpu only");
+    expect_one_line(run_hcp({"train", recipe, "train.accelerator.device=gpu"}), "'gpu'");
+    expect_one_line(run_hcp({"plan", recipe, "data.sequence_length=9223372036854775807"}),
+                    "data.sequence_length");
+}
+
 TEST(Usage, HelpShowsExamples) {
     const std::vector<std::vector<std::string>> commands = {{"train"},
                                                             {"verify", "op"},
