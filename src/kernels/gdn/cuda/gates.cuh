@@ -1,0 +1,70 @@
+#pragma once
+
+// The gates of one chunk, by one warp: lane l has tokens 2 l and 2 l + 1.
+
+#include "kernels/gdn/cuda/problem.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+/// Below this log decay a gate is a full reset: e^-88 is 0 next to 1 in fp32, and sums stay finite.
+constexpr float kLogDecayFloor = -88.0F;
+constexpr float kLog2E = 1.44269504F;
+
+struct ChunkGates {
+    float sum[2];      // of log2 decays from the first token to this one, this one included
+    float beta[2];     // 0 for tokens beyond the chunk
+    float all;         // of the chunk
+    bool floored[2];   // g was at the floor or beyond it: its gradient is 0
+};
+
+HCP_DEVICE float load_beta(const GateInputs& in, int64_t token, int32_t head) {
+    const int64_t at = token * in.beta_token_stride + head * in.beta_head_stride;
+    if (in.beta_is_bf16) {
+        const uint16_t bits = device::load_global(static_cast<const uint16_t*>(in.beta) + at);
+        return device::unpack_bf16(bits).x;
+    }
+    return device::load_global(static_cast<const float*>(in.beta) + at);
+}
+
+/// What the lane's tokens say, as loaded: scan_gates does the rest, so that loads can run ahead.
+struct RawGates {
+    float g[2], beta[2];
+};
+
+HCP_DEVICE RawGates load_gates(const GateInputs& in, Chunk chunk, int32_t head) {
+    RawGates raw = {{0.0F, 0.0F}, {0.0F, 0.0F}};
+    for (int i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
+        if (row < chunk.tokens) {
+            const int64_t token = int64_t{chunk.token} + row;
+            raw.g[i] = device::load_global(in.g + token * in.g_token_stride + head * in.g_head_stride);
+            raw.beta[i] = load_beta(in, token, head);
+        }
+    }
+    return raw;
+}
+
+/// All 32 lanes call. Tokens beyond the chunk do not decay.
+HCP_DEVICE ChunkGates scan_gates(const RawGates& raw) {
+    ChunkGates gates;
+    float log2_decay[2];
+    for (int i = 0; i < 2; ++i) {
+        gates.floored[i] = raw.g[i] <= kLogDecayFloor;
+        log2_decay[i] = (gates.floored[i] ? kLogDecayFloor : raw.g[i]) * kLog2E;
+        gates.beta[i] = raw.beta[i];
+    }
+    float sum = log2_decay[0] + log2_decay[1];
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance <<= 1) {
+        const float before = device::shuffle_up(sum, distance);
+        if (device::lane_index() >= distance) {
+            sum += before;
+        }
+    }
+    gates.sum[0] = sum - log2_decay[1];
+    gates.sum[1] = sum;
+    gates.all = device::shuffle(sum, 31);
+    return gates;
+}
+
+}  // namespace hybridcp::gdn::cuda
