@@ -1,0 +1,191 @@
+#pragma once
+
+// The auxiliary warpgroup of the backward walk: off the chain of states it makes
+//     P = s (r_q Q)(r_k K)^T o Gam      and      -W = -T diag(beta gamma r_k) K.
+
+#include "kernels/gdn/cuda/state_gradient_layout.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+class StateGradientAuxiliary {
+    using Layout = StateGradientLayout;
+
+  public:
+    HCP_DEVICE StateGradientAuxiliary(const StateGradientShared& shared)
+        : shared_(shared), at_(lane_place()), row_(16 * at_.warp + at_.row) {}
+
+    HCP_DEVICE void run(int32_t uses) {
+        for (int32_t use = 0; use < uses; ++use) {
+            make_products(use);
+        }
+    }
+
+  private:
+    HCP_DEVICE void make_products(int32_t use) {
+        float scores[32], writes[64];
+        uint32_t left[4][4];
+        shared_.rows.wait_full(use);
+        device::keep_registers(scores);
+        device::wgmma_fence();
+        multiply_queries(scores, use);
+        device::wgmma_commit();
+        shared_.gates.wait_full(use);
+        shared_.inverses.wait_full(use);
+        load_inverse(left, use);
+        multiply_inverse(writes, left, use);
+        device::wgmma_commit();
+        uint32_t packed[4][4];
+        device::wgmma_wait<1>();
+        device::keep_registers(scores);
+        mask_scores(packed, scores, use);
+        device::sync_warp();
+        if (device::lane_index() == 0) {
+            shared_.inverses.arrive_empty(use);
+            shared_.gates.arrive_empty(use);
+        }
+        shared_.products.wait_empty(use);
+        store_scores(packed, use);
+        device::wgmma_wait<0>();
+        device::keep_registers(writes);
+        store_writes(writes, use);
+        device::fence_proxy_async();
+        device::sync_warp();
+        if (device::lane_index() == 0) {
+            shared_.rows.arrive_empty(use);
+            shared_.products.arrive_full(use);
+        }
+    }
+
+    HCP_DEVICE void multiply_queries(float (&scores)[32], int32_t use) const {
+        const uint64_t keys = device::matrix_descriptor(shared_.keys(use), 16, 1024);
+        const uint64_t queries = device::matrix_descriptor(shared_.queries(use), 16, 1024);
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {
+            const uint32_t offset = kPanelBytes * (step >> 2) + 32 * (step & 3);
+            device::wgmma_shared<device::Major::kK, device::Major::kK>(
+                scores, device::advance(queries, offset), device::advance(keys, offset), step > 0);
+        }
+    }
+
+    /// T diag(-beta gamma r_k) in bf16; blocks above the diagonal are zero.
+    HCP_DEVICE void load_inverse(uint32_t (&left)[4][4], int32_t use) const {
+        const uint32_t tile = shared_.inverse(use);
+        const uint32_t row = 16 * at_.warp + 8 * (at_.matrix & 1) + at_.matrix_row;
+        const uint32_t factors = shared_.gate(use, Layout::kWriteFactor) + 8 * at_.pair;
+#pragma unroll
+        for (uint32_t block = 0; block < 4; ++block) {
+            if (block > at_.warp) {
+                left[block][0] = left[block][1] = left[block][2] = left[block][3] = 0;
+                continue;
+            }
+            uint32_t entries[4];
+            device::load_matrix(entries, tile + device::swizzle_128(128 * row + 32 * block +
+                                                                    16 * (at_.matrix >> 1)));
+            const auto first = device::load_shared<device::Float2>(factors + 64 * block);
+            const auto second = device::load_shared<device::Float2>(factors + 64 * block + 32);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const device::Float2 entry = device::unpack_f16(entries[i]);
+                const device::Float2 factor = i < 2 ? first : second;
+                left[block][i] = device::pack_bf16(entry.x * factor.x, entry.y * factor.y);
+            }
+        }
+    }
+    HCP_DEVICE void multiply_inverse(float (&writes)[64],
+                                     uint32_t (&left)[4][4],
+                                     int32_t use) const {
+        const uint64_t keys = device::matrix_descriptor(shared_.keys(use), kPanelBytes, 1024);
+        device::keep_registers(writes);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            device::keep_registers(left[step]);
+        }
+        device::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            device::wgmma_registers<device::Major::kMn>(
+                writes, left[step], device::advance(keys, kTokenStepBytes * step), step > 0);
+        }
+    }
+
+    /// This lane's rows of P in bf16, two blocks of 8 columns a block of 16; lower blocks only.
+    HCP_DEVICE void mask_scores(uint32_t (&packed)[4][4],
+                                const float (&scores)[32],
+                                int32_t use) const {
+        const uint32_t block_rows = at_.warp == 0 ? 1 : at_.warp;
+        const uint32_t columns =
+            shared_.gate(use, Layout::kColumnFactors + block_rows - 1) + 8 * at_.pair;
+        float row_factor[2];
+        for (uint32_t i = 0; i < 2; ++i) {
+            row_factor[i] = device::load_shared<float>(shared_.gate(use, Layout::kRowFactor) +
+                                                       4 * (row_ + 8 * i));
+        }
+        float diagonal[8];
+        diagonal_factors(diagonal, use);
+#pragma unroll
+        for (uint32_t tile = 0; tile < 8; ++tile) {
+            const float* score = scores + 4 * tile;
+            uint32_t* to = packed[tile >> 1] + 2 * (tile & 1);
+            if ((tile >> 1) < at_.warp) {
+                const auto column = device::load_shared<device::Float2>(columns + 32 * tile);
+                to[0] = device::pack_bf16(score[0] * column.x * row_factor[0],
+                                          score[1] * column.y * row_factor[0]);
+                to[1] = device::pack_bf16(score[2] * column.x * row_factor[1],
+                                          score[3] * column.y * row_factor[1]);
+            } else if ((tile >> 1) == at_.warp) {
+                const float* factor = diagonal + 4 * (tile & 1);
+                to[0] = device::pack_bf16(score[0] * factor[0], score[1] * factor[1]);
+                to[1] = device::pack_bf16(score[2] * factor[2], score[3] * factor[3]);
+            } else {
+                to[0] = to[1] = 0;
+            }
+        }
+    }
+    /// Of this warp's block on the diagonal: two tiles of 8 columns, rows row_ and row_ + 8.
+    HCP_DEVICE void diagonal_factors(float (&factor)[8], int32_t use) const {
+        const auto at = [&](uint32_t array, uint32_t token) {
+            return device::load_shared<float>(shared_.gate(use, array) + 4 * token);
+        };
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) {
+            const uint32_t row = row_ + 8 * ((i >> 1) & 1);
+            const uint32_t column = 16 * at_.warp + 8 * (i >> 2) + 2 * at_.pair + (i & 1);
+            const float sum = at(Layout::kSum, row) - at(Layout::kSum, column);
+            const float decay = device::exp2_approximate(row >= column ? sum : -INFINITY);
+            factor[i] = decay * at(Layout::kQueryFactor, row) * at(Layout::kKeyFactor, column);
+        }
+    }
+
+    /// The address of this lane's row for stmatrix, piece `piece` of 16 bytes.
+    [[nodiscard]] HCP_DEVICE uint32_t store_offset(uint32_t piece) const {
+        const uint32_t row = 16 * at_.warp + 8 * (at_.matrix & 1) + at_.matrix_row;
+        return device::swizzle_128(128 * row + 16 * piece);
+    }
+    HCP_DEVICE void store_scores(const uint32_t (&packed)[4][4], int32_t use) const {
+#pragma unroll
+        for (uint32_t block = 0; block < 4; ++block) {
+            device::store_matrix(shared_.scores(use) + store_offset(2 * block + (at_.matrix >> 1)),
+                                 packed[block]);
+        }
+    }
+    HCP_DEVICE void store_writes(const float (&writes)[64], int32_t use) const {
+#pragma unroll
+        for (uint32_t block = 0; block < 8; ++block) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                packed[i] =
+                    device::pack_bf16(writes[8 * block + 2 * i], writes[8 * block + 2 * i + 1]);
+            }
+            device::store_matrix(shared_.writes(use) + kPanelBytes * (block >> 2) +
+                                     store_offset((2 * block & 7) + (at_.matrix >> 1)),
+                                 packed);
+        }
+    }
+
+    const StateGradientShared& shared_;
+    LanePlace at_;
+    uint32_t row_;
+};
+
+}  // namespace hybridcp::gdn::cuda

@@ -1,0 +1,141 @@
+#pragma once
+
+// Which chunks of its segment a block walks. Places are counted in the order of the walk: place p
+// is the segment's chunk p, or the p-th from its end when the walk goes backwards. A piece covers
+// places [main, end); it makes its entry state by walking [first, main) before, from the segment's
+// boundary state where first is 0 and no gate forgot what lies there.
+
+#include "kernels/gdn/cuda/gates.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+/// What lies before gates whose logs sum to less is 1.5e-8 of a state: with keys of unit length and
+/// beta in [0, 2] a state only shrinks on its way.
+constexpr float kForgottenLog = -18.0F;
+/// Share of a segment that is left to the second of two pieces when each must know all before it:
+/// its walk without outputs is the cheaper one.
+constexpr float kUnevenShare = 0.4F;
+/// Most chunks that are looked at: a head that takes longer to forget walks from the boundary.
+constexpr int32_t kMostRounds = 8;
+
+struct WalkRange {
+    int32_t first, main, end;
+    bool from_boundary;  // starts from the boundary state, not from zeros
+};
+
+struct WalkOrder {
+    const Chunk* chunks;
+    int32_t first_chunk, count;  // of the segment
+    bool backwards;
+    [[nodiscard]] HCP_DEVICE int32_t chunk_at(int32_t place) const {
+        return first_chunk + (backwards ? count - 1 - place : place);
+    }
+};
+
+HCP_DEVICE Piece load_piece(const Piece* piece) {
+    return {device::load_global(&piece->segment), device::load_global(&piece->first_chunk),
+            device::load_global(&piece->chunks), device::load_global(&piece->index),
+            device::load_global(&piece->pieces)};
+}
+
+HCP_DEVICE float chunk_log_decay(const GateInputs& gates, Chunk chunk, int32_t head) {
+    float sum = 0.0F;
+    for (int i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(device::lane_index()) + 32 * i;
+        if (row < chunk.tokens) {
+            const int64_t token = int64_t{chunk.token} + row;
+            const float g = device::load_global(gates.g + token * gates.g_token_stride +
+                                                head * gates.g_head_stride);
+            sum += g <= kLogDecayFloor ? kLogDecayFloor : g;
+        }
+    }
+#pragma unroll
+    for (uint32_t mask = 16; mask > 0; mask >>= 1) {
+        sum += device::shuffle_xor(sum, mask);
+    }
+    return sum;
+}
+
+/// How many places before `place` are needed to know the state there; -1 if the gates do not say.
+/// All threads of the block call; `scratch` is shared memory for one float a warp.
+HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
+                                      const GateInputs& gates,
+                                      int32_t head,
+                                      int32_t place,
+                                      uint32_t scratch) {
+    const auto warps = static_cast<int32_t>(device::block_threads() / 32);
+    const auto warp = static_cast<int32_t>(device::warp_index());
+    float sum = 0.0F;
+    for (int32_t round = 0; round < kMostRounds; ++round) {
+        const int32_t at = place - 1 - (round * warps + warp);
+        const float log_decay =
+            at < 0 ? 0.0F
+                   : chunk_log_decay(gates, device::load_global(order.chunks + order.chunk_at(at)),
+                                     head);
+        if (device::lane_index() == 0) {
+            device::store_shared(scratch + 4 * static_cast<uint32_t>(warp), log_decay);
+        }
+        device::sync_block();
+        for (int32_t i = 0; i < warps; ++i) {
+            const int32_t walked = round * warps + i;
+            if (walked >= place) {
+                return place;
+            }
+            sum += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
+            if (sum < kForgottenLog) {
+                return walked + 1;
+            }
+        }
+        device::sync_block();
+    }
+    return -1;
+}
+
+/// Where piece `index` of `pieces` starts when `places` are cut evenly, or, uneven, in two.
+HCP_DEVICE int32_t piece_start(int32_t index, int32_t pieces, int32_t places, bool even) {
+    if (even || index == 0 || index == pieces) {
+        return static_cast<int32_t>(int64_t{index} * places / pieces);
+    }
+    return places - static_cast<int32_t>(kUnevenShare * static_cast<float>(places));
+}
+
+/// All threads of the block call; `scratch` is shared memory for one float a warp.
+HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
+                                     const Piece& piece,
+                                     const GateInputs& gates,
+                                     int32_t head,
+                                     bool may_truncate,
+                                     uint32_t scratch) {
+    const int32_t boundary = piece.index > 0 ? piece.index : 1;  // the one that decides
+    bool even = true;
+    int32_t matter = -1;
+    if (piece.pieces > 1) {
+        if (may_truncate && (piece.index > 0 || piece.pieces == 2)) {
+            matter =
+                places_that_matter(order, gates, head,
+                                   piece_start(boundary, piece.pieces, order.count, true), scratch);
+        }
+        even = piece.pieces > 2 || matter >= 0;
+    }
+    WalkRange range;
+    range.main = piece_start(piece.index, piece.pieces, order.count, even);
+    range.end = piece_start(piece.index + 1, piece.pieces, order.count, even);
+    range.first = piece.index == 0 || matter < 0 || matter > range.main ? 0 : range.main - matter;
+    range.from_boundary = range.first == 0;
+    return range;
+}
+
+/// The walk of a summary: the last places that matter for the state at the end, from zeros; `first`
+/// is 0 where all do.
+HCP_DEVICE WalkRange find_summary_range(const WalkOrder& order,
+                                        const GateInputs& gates,
+                                        int32_t head,
+                                        bool may_truncate,
+                                        uint32_t scratch) {
+    const int32_t matter =
+        may_truncate ? places_that_matter(order, gates, head, order.count, scratch) : -1;
+    const int32_t first = matter < 0 ? 0 : order.count - matter;
+    return {.first = first, .main = order.count, .end = order.count, .from_boundary = false};
+}
+
+}  // namespace hybridcp::gdn::cuda
