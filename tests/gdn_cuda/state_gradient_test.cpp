@@ -55,6 +55,7 @@ std::vector<cuda::Piece> pieces_of(const std::vector<std::int64_t>& offsets, int
 /// [64, columns] of a panel image, columns a multiple of 64.
 at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns) {
     at::Tensor x = at::empty({rows, columns}, at::kDouble);
+    auto* values = x.mutable_data_ptr<double>();
     for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
             const int64_t panel = (r / 64) * (columns / 64) + c / 64;
@@ -62,7 +63,7 @@ at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns) {
                 device::swizzle_128(static_cast<uint32_t>(128 * (r % 64) + 2 * (c % 64)));
             uint16_t bits;
             std::memcpy(&bits, image + panel * cuda::kPanelBytes + at, 2);
-            x[r][c] = c10::BFloat16(bits, c10::BFloat16::from_bits());
+            values[r * columns + c] = c10::BFloat16(bits, c10::BFloat16::from_bits());
         }
     }
     return x;
@@ -125,6 +126,7 @@ struct Walk {
 struct Run {
     int32_t pieces = 1;
     bool may_truncate = true, summary = false;
+    float summary_floor = -INFINITY;
     uint64_t seed = 1;
 };
 
@@ -167,7 +169,8 @@ Walk walk(const GdnCase& problem, const Run& run) {
         .d_start = w.d_start.data_ptr<float>(),
         .d_states = run.summary ? nullptr : w.d_states.data(),
         .d_new_values = run.summary ? nullptr : w.d_new_values.data(),
-        .may_truncate = run.may_truncate};
+        .may_truncate = run.may_truncate,
+        .summary_floor = run.summary_floor};
     simt::launch(
         {.blocks = static_cast<uint32_t>(pieces.size() * 2 * static_cast<std::size_t>(heads)),
          .threads = cuda::StateGradientLayout::kThreads,
@@ -296,6 +299,31 @@ TEST(StateGradient, PiecesMeetTheWhole) {
                             {.pieces = truncate ? 3 : 2, .may_truncate = truncate, .seed = 3});
         SCOPED_TRACE(truncate);
         check_states(w, kBar);
+    }
+}
+
+TEST(StateGradient, SummaryWalksTheChunksThatMatter) {
+    GdnCase problem = small_case({0, 700}, 1, 2, 9);
+    for (const float floor : {-INFINITY, -25.0F}) {
+        // The second head forgets within two chunks.
+        problem.inputs.g.select(1, 0).fill_(-0.003);
+        problem.inputs.g.select(1, 1).fill_(-0.3);
+        const Walk w = walk(problem, {.summary = true, .summary_floor = floor, .seed = 4});
+        const at::Tensor expected = gradient_before(problem, 0, 700, {});
+        for (int64_t head = 0; head < 2; ++head) {
+            EXPECT_LT(relative_error(w.d_start[0][head], expected[head]), kBar) << floor << head;
+        }
+    }
+}
+
+TEST(StateGradient, NanStaysInItsSegmentAndHead) {
+    GdnCase problem = small_case({0, 70, 140}, 1, 2, 11);
+    problem.d_o.slice(0, 70, 140).select(1, 0).fill_(NAN);
+    problem.inputs.k.slice(0, 70, 71).fill_(NAN);
+    const Walk w = walk(problem, {.seed = 5});
+    for (int64_t head = 0; head < 2; ++head) {
+        const at::Tensor expected = gradient_before(problem, 0, 70, problem.dS_end.slice(0, 0, 1));
+        EXPECT_LT(relative_error(w.d_start[0][head], expected[head]), kBar) << head;
     }
 }
 

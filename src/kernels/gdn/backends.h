@@ -47,5 +47,8 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem);
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem,
                                                        const GdnKernelSet& kernels);
+/// On Hopper GPUs, in builds with HCP_CUDA.
+/// Errors: UsageError naming what it does not take.
+[[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(Problem problem);
 
 }  // namespace hybridcp::gdn

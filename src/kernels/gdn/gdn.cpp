@@ -127,6 +127,7 @@ Problem make_problem(const GdnInputs& inputs,
 
 struct GdnSegments::Cache {
     std::shared_ptr<const gdn::ChunkLayout> chunks;
+    std::shared_ptr<const void> backend_tables;
     std::int64_t num_tokens = 0;
     at::Device device = at::kCPU;
 };
@@ -146,6 +147,10 @@ std::shared_ptr<const gdn::ChunkLayout> GdnSegments::chunks(
     return cache_->chunks;
 }
 
+std::shared_ptr<const void>& GdnSegments::backend_tables() const {
+    return cache_->backend_tables;
+}
+
 std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
                                        const GdnInputs& inputs,
                                        const GdnSegments& segments,
@@ -157,6 +162,11 @@ std::shared_ptr<GdnCall> make_gdn_call(GdnBackend backend,
         case GdnBackend::kEager:
             return gdn::make_eager_call(std::move(problem));
         case GdnBackend::kFused:
+#ifdef HCP_CUDA
+            if (problem.inputs.q.is_cuda()) {
+                return gdn::make_cuda_call(std::move(problem));
+            }
+#endif
             return gdn::make_fused_call(std::move(problem));
     }
     throw UsageError("gdn: unknown backend; choose reference, eager or fused");

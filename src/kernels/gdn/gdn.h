@@ -35,6 +35,8 @@ class GdnSegments {
     /// The tokens in chunks of `chunk_size`; those of the last call are kept.
     [[nodiscard]] std::shared_ptr<const gdn::ChunkLayout> chunks(
         std::int64_t num_tokens, std::int64_t chunk_size, const at::TensorOptions& options) const;
+    /// Where a backend keeps what else it derives from the offsets.
+    [[nodiscard]] std::shared_ptr<const void>& backend_tables() const;
 
   private:
     struct Cache;

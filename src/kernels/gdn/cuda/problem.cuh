@@ -1,59 +1,6 @@
 #pragma once
 
-// What the Hopper kernels of Gated DeltaNet share: sizes, the tables of a launch and the layouts of
-// what they leave in global memory for each other (docs/gdn-cuda.md). Chunks are 64 tokens of one
-// segment, the last of a segment may be shorter; heads are value heads, head h reads key head
-// h / group. States are kept transposed: 128 rows of V, 128 columns of K.
+// Primitives and tables of the Hopper kernels of Gated DeltaNet (docs/gdn-cuda.md).
 
 #include "kernels/cuda/device.cuh"
-
-namespace hybridcp::gdn::cuda {
-
-constexpr int kChunkTokens = 64;
-constexpr int kHeadDim = 128;  // K and V
-
-/// A tile of 64 rows of 128 bytes with the 128-byte swizzle: element (row, column) of 2 bytes at
-/// swizzle_128(128 row + 2 column).
-constexpr uint32_t kPanelBytes = 8192;
-/// Per head and chunk, at (head * num_chunks + chunk) * bytes:
-/// T = (I + tril(diag(beta) K K^T o Gam, -1))^-1, fp16, one panel of tokens x tokens. Blocks of 16
-/// above the diagonal are not defined.
-constexpr uint32_t kInverseBytes = kPanelBytes;
-/// Tokens x V in bf16, two panels: V columns 0 to 63, then 64 to 127.
-constexpr uint32_t kRowsBytes = 2 * kPanelBytes;
-/// A transposed state in bf16, four panels of V rows x K columns: (V 0.., K 0..), (V 0.., K 64..),
-/// (V 64.., K 0..), (V 64.., K 64..).
-constexpr uint32_t kStateBytes = 4 * kPanelBytes;
-
-struct Chunk {
-    int32_t token;   // first
-    int32_t tokens;  // 1 to 64
-};
-
-/// A segment is cut into pieces that run at once; a piece but the first makes its entry state by
-/// walking chunks before it.
-struct Piece {
-    int32_t segment;
-    int32_t first_chunk;  // of the segment
-    int32_t chunks;       // of the segment
-    int32_t index;        // of this piece in its segment
-    int32_t pieces;       // of the segment
-};
-
-/// Gates and writing strengths: [tokens, heads] with any strides, in elements.
-struct GateInputs {
-    const float* g;
-    int64_t g_token_stride, g_head_stride;
-    const void* beta;  // bf16 or fp32
-    int64_t beta_token_stride, beta_head_stride;
-    bool beta_is_bf16;
-};
-
-struct Shape {
-    int32_t tokens, key_heads, value_heads, num_chunks;
-    float scale;
-    bool use_qk_l2norm;
-    HCP_DEVICE int32_t group() const { return value_heads / key_heads; }
-};
-
-}  // namespace hybridcp::gdn::cuda
+#include "kernels/gdn/cuda/tables.h"

@@ -185,7 +185,7 @@ HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t sc
     item.order = {p.chunks, item.piece.first_chunk, item.piece.chunks, true};
     item.range =
         p.d_states == nullptr
-            ? find_summary_range(item.order, p.gates, item.head, p.may_truncate, scratch)
+            ? find_summary_range(item.order, p.gates, item.head, p.summary_floor, scratch)
             : find_walk_range(item.order, item.piece, p.gates, item.head, p.may_truncate, scratch);
     return item;
 }

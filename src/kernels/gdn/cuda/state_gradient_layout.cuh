@@ -21,7 +21,8 @@ struct StateGradientParams {
     // Per head and chunk; null for a summary, which walks the chunks that matter from zeros.
     uint8_t* d_states;      // kStateBytes: gradient of the state after the chunk
     uint8_t* d_new_values;  // kRowsBytes: Z
-    bool may_truncate;
+    bool may_truncate;      // of a piece's entry state
+    float summary_floor;    // sum of log gates beyond which a summary does not look
 };
 
 struct StateGradientLayout {

@@ -56,12 +56,14 @@ HCP_DEVICE float chunk_log_decay(const GateInputs& gates, Chunk chunk, int32_t h
     return sum;
 }
 
-/// How many places before `place` are needed to know the state there; -1 if the gates do not say.
+/// How many places before `place` are needed to know the state there: those with log gates of more
+/// than `floor` between them and it; -1 if the gates do not say.
 /// All threads of the block call; `scratch` is shared memory for one float a warp.
 HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
                                       const GateInputs& gates,
                                       int32_t head,
                                       int32_t place,
+                                      float floor,
                                       uint32_t scratch) {
     const auto warps = static_cast<int32_t>(device::block_threads() / 32);
     const auto warp = static_cast<int32_t>(device::warp_index());
@@ -82,7 +84,7 @@ HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
                 return place;
             }
             sum += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
-            if (sum < kForgottenLog) {
+            if (sum < floor) {
                 return walked + 1;
             }
         }
@@ -111,9 +113,9 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
     int32_t matter = -1;
     if (piece.pieces > 1) {
         if (may_truncate && (piece.index > 0 || piece.pieces == 2)) {
-            matter =
-                places_that_matter(order, gates, head,
-                                   piece_start(boundary, piece.pieces, order.count, true), scratch);
+            matter = places_that_matter(order, gates, head,
+                                        piece_start(boundary, piece.pieces, order.count, true),
+                                        kForgottenLog, scratch);
         }
         even = piece.pieces > 2 || matter >= 0;
     }
@@ -126,16 +128,14 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
 }
 
 /// The walk of a summary: the last places that matter for the state at the end, from zeros; `first`
-/// is 0 where all do.
-HCP_DEVICE WalkRange find_summary_range(const WalkOrder& order,
-                                        const GateInputs& gates,
-                                        int32_t head,
-                                        bool may_truncate,
-                                        uint32_t scratch) {
-    const int32_t matter =
-        may_truncate ? places_that_matter(order, gates, head, order.count, scratch) : -1;
-    const int32_t first = matter < 0 ? 0 : order.count - matter;
-    return {.first = first, .main = order.count, .end = order.count, .from_boundary = false};
+/// is 0 where all do. A floor of minus infinity asks for all.
+HCP_DEVICE WalkRange find_summary_range(
+    const WalkOrder& order, const GateInputs& gates, int32_t head, float floor, uint32_t scratch) {
+    const int32_t matter = places_that_matter(order, gates, head, order.count, floor, scratch);
+    return {.first = matter < 0 ? 0 : order.count - matter,
+            .main = order.count,
+            .end = order.count,
+            .from_boundary = false};
 }
 
 }  // namespace hybridcp::gdn::cuda

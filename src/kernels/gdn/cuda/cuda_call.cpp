@@ -1,0 +1,298 @@
+// The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in the
+// kernels (docs/gdn-cuda.md).
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAStream.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "hybridcp/error.h"
+#include "kernels/gdn/backends.h"
+#include "kernels/gdn/cuda/launch.h"
+#include "kernels/gdn/cuda/segment_tables.h"
+
+namespace hybridcp::gdn {
+namespace {
+
+using cuda::RowsView;
+
+constexpr std::int64_t kLargestGroup = 8;  // blocks of a cluster
+
+void check_launch(const char* error, const char* kernel) {
+    HCP_CHECK(error == nullptr, "gdn: {} on cuda: {}", kernel, error);
+}
+
+void check_support(const Problem& problem) {
+    const auto refuse = [](const std::string& what) {
+        throw UsageError("gdn: the fused backend on cuda " + what + "; choose backend eager");
+    };
+    if (problem.inputs.q.scalar_type() != at::kBFloat16) {
+        refuse(fmt::format("takes bfloat16, not {}", c10::toString(problem.inputs.q.scalar_type())));
+    }
+    if (problem.key_dim() != cuda::kHeadDim || problem.value_dim() != cuda::kHeadDim) {
+        refuse(fmt::format("takes head dims of {}, not K = {} and V = {}", cuda::kHeadDim,
+                           problem.key_dim(), problem.value_dim()));
+    }
+    if (problem.value_heads() / problem.key_heads() > kLargestGroup) {
+        refuse(fmt::format("takes up to {} value heads a key head, not {}", kLargestGroup,
+                           problem.value_heads() / problem.key_heads()));
+    }
+    if (problem.num_tokens() > std::numeric_limits<std::int32_t>::max()) {
+        refuse(fmt::format("takes fewer than 2^31 tokens, not {}", problem.num_tokens()));
+    }
+    cuda::DeviceTraits device{};
+    check_launch(cuda::read_device_traits(problem.inputs.q.device().index(), device), "device");
+    if (device.major != 9 || device.minor != 0) {
+        refuse(fmt::format("runs on compute capability 9.0 (Hopper), not {}.{}", device.major,
+                           device.minor));
+    }
+}
+
+/// Rows that the copy engine can read where they are, else a copy.
+at::Tensor with_copyable_rows(const at::Tensor& x) {
+    constexpr std::int64_t kElements = 8;  // 16 bytes
+    const bool fits = x.stride(2) == 1 && x.stride(1) % kElements == 0 &&
+                      x.stride(0) % kElements == 0 && x.stride(0) > 0 && x.stride(1) > 0 &&
+                      reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
+    return fits ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+RowsView rows_of(const at::Tensor& x) {
+    return {.data = x.data_ptr(), .token_stride = x.stride(0), .head_stride = x.stride(1)};
+}
+float* floats_of(const at::Tensor& x) {
+    return x.defined() ? x.data_ptr<float>() : nullptr;
+}
+
+class CudaCall final : public GdnCall {
+  public:
+    explicit CudaCall(Problem problem)
+        : problem_(std::move(problem)),
+          q_(with_copyable_rows(problem_.inputs.q)),
+          k_(with_copyable_rows(problem_.inputs.k)),
+          v_(with_copyable_rows(problem_.inputs.v)),
+          g_(problem_.inputs.g.to(at::kFloat)),
+          beta_(problem_.inputs.beta.scalar_type() == at::kDouble
+                    ? problem_.inputs.beta.to(at::kFloat)
+                    : problem_.inputs.beta),
+          tables_(segment_tables(problem_.segments, v_.device(), problem_.value_heads())) {
+        call_ = {.q = rows_of(q_),
+                 .k = rows_of(k_),
+                 .v = rows_of(v_),
+                 .gates = {.g = floats_of(g_),
+                           .g_token_stride = g_.stride(0),
+                           .g_head_stride = g_.stride(1),
+                           .beta = beta_.data_ptr(),
+                           .beta_token_stride = beta_.stride(0),
+                           .beta_head_stride = beta_.stride(1),
+                           .beta_is_bf16 = beta_.scalar_type() == at::kBFloat16},
+                 .shape = {.tokens = static_cast<std::int32_t>(problem_.num_tokens()),
+                           .key_heads = static_cast<std::int32_t>(problem_.key_heads()),
+                           .value_heads = static_cast<std::int32_t>(problem_.value_heads()),
+                           .num_chunks = tables_->num_chunks,
+                           .scale = static_cast<float>(problem_.scale),
+                           .use_qk_l2norm = problem_.use_qk_l2norm},
+                 .chunks = tables_->chunks(),
+                 .pieces = tables_->pieces(),
+                 .num_pieces = tables_->num_pieces,
+                 .may_truncate = problem_.use_qk_l2norm,
+                 .stream = nullptr};
+    }
+
+    /// The gates are on the device: telling would wait for it.
+    [[nodiscard]] const std::vector<bool>* independent() const override { return nullptr; }
+
+    [[nodiscard]] GdnSummary summary() override {
+        GdnSummary result{.S = new_states(), .M = new_states()};
+        for (const std::int64_t segment : tables_->empty_segments) {
+            result.S[segment].zero_();
+            result.M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
+        }
+        cuda::CallView call = whole_segments();
+        check_launch(cuda::launch_summary(call, {.S = floats_of(result.S),
+                                                 .M = floats_of(result.M),
+                                                 .floor = summary_floor()}),
+                     "summary");
+        return result;
+    }
+
+    [[nodiscard]] GdnOutput forward(const at::Tensor& S_start) override {
+        check_optional_shape(S_start, "S_start", state_shape());
+        S_start_ = S_start.defined() ? S_start.detach().to(at::kFloat).contiguous() : S_start;
+        GdnOutput result{.o = at::empty(v_.sizes(), v_.options().memory_format(
+                                                        at::MemoryFormat::Contiguous)),
+                         .S_end = new_states()};
+        clear_padding(result.o);
+        copy_empty_segments(result.S_end, S_start_);
+        norms_ = at::empty({2, problem_.key_heads(), problem_.num_tokens()}, g_.options());
+        release_intermediates();
+        check_launch(cuda::launch_forward(on_stream(), {.o = rows_of(result.o),
+                                                        .start = floats_of(S_start_),
+                                                        .end = floats_of(result.S_end),
+                                                        .q_norms = floats_of(norms_[0]),
+                                                        .k_norms = floats_of(norms_[1])}),
+                     "forward");
+        return result;
+    }
+
+    void release_intermediates() override { inverses_ = states_ = errors_ = at::Tensor(); }
+
+    [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
+        check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
+        at::Tensor dS = at::zeros(state_shape(), g_.options());
+        if (!d_o.defined()) {
+            return dS;
+        }
+        remake();
+        const at::Tensor d_o_rows = with_copyable_rows(d_o.to(at::kBFloat16));
+        cuda::StateGradientView view = state_gradient_view(d_o_rows);
+        view.d_start = floats_of(dS);
+        view.summary_floor = summary_floor();
+        check_launch(cuda::launch_state_gradient(whole_segments(), view), "gradient_summary");
+        return dS;
+    }
+
+    [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
+        check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
+        check_optional_shape(dS_end, "dS_end", state_shape());
+        HCP_CHECK(norms_.defined(), "gdn: backward needs forward first");
+        const at::Tensor d_end = dS_end.defined() ? dS_end.to(at::kFloat).contiguous() : dS_end;
+        const at::Tensor d_o_rows = d_o.defined() ? with_copyable_rows(d_o.to(at::kBFloat16))
+                                                  : at::zeros(v_.sizes(), v_.options());
+        GdnGradients result = new_gradients();
+        copy_empty_segments(result.dS_start, d_end);
+        remake();
+        const at::Tensor d_states = images(cuda::kStateBytes);
+        const at::Tensor d_new_values = images(cuda::kRowsBytes);
+        cuda::StateGradientView walk = state_gradient_view(d_o_rows);
+        walk.d_end = floats_of(d_end);
+        walk.d_start = floats_of(result.dS_start);
+        walk.d_states = d_states.data_ptr<std::uint8_t>();
+        walk.d_new_values = d_new_values.data_ptr<std::uint8_t>();
+        check_launch(cuda::launch_state_gradient(on_stream(), walk), "state gradient");
+        const cuda::GradientsView view{.d_o = walk.d_o,
+                                       .q_norms = walk.q_norms,
+                                       .k_norms = walk.k_norms,
+                                       .states = states_.data_ptr<std::uint8_t>(),
+                                       .errors = errors_.data_ptr<std::uint8_t>(),
+                                       .inverses = walk.inverses,
+                                       .d_states = walk.d_states,
+                                       .d_new_values = walk.d_new_values,
+                                       .dq = rows_of(result.dq),
+                                       .dk = rows_of(result.dk),
+                                       .dv = rows_of(result.dv),
+                                       .dg = floats_of(result.dg),
+                                       .dbeta = floats_of(result.dbeta)};
+        check_launch(cuda::launch_gradients(on_stream(), view), "gradients");
+        release_intermediates();
+        result.dg = result.dg.to(problem_.inputs.g.scalar_type());
+        result.dbeta = result.dbeta.to(problem_.inputs.beta.scalar_type());
+        return result;
+    }
+
+  private:
+    [[nodiscard]] cuda::CallView on_stream() const {
+        cuda::CallView call = call_;
+        call.stream = c10::cuda::getCurrentCUDAStream(v_.device().index()).stream();
+        return call;
+    }
+    /// One piece a segment.
+    [[nodiscard]] cuda::CallView whole_segments() const {
+        cuda::CallView call = on_stream();
+        call.pieces = tables_->whole_segments();
+        call.num_pieces = tables_->num_whole_segments;
+        return call;
+    }
+    /// The bound on what a chunk adds holds for keys of unit length.
+    [[nodiscard]] float summary_floor() const {
+        return problem_.use_qk_l2norm ? static_cast<float>(problem_.summary_floor)
+                                      : -std::numeric_limits<float>::infinity();
+    }
+
+    /// H, E and T of every chunk, unless they are there.
+    void remake() {
+        HCP_CHECK(norms_.defined(), "gdn: gradients need forward first");
+        if (states_.defined()) {
+            return;
+        }
+        states_ = images(cuda::kStateBytes);
+        errors_ = images(cuda::kRowsBytes);
+        inverses_ = images(cuda::kInverseBytes);
+        check_launch(cuda::launch_remake(on_stream(),
+                                         {.start = floats_of(S_start_),
+                                          .states = states_.data_ptr<std::uint8_t>(),
+                                          .errors = errors_.data_ptr<std::uint8_t>(),
+                                          .inverses = inverses_.data_ptr<std::uint8_t>()}),
+                     "forward again");
+    }
+    [[nodiscard]] cuda::StateGradientView state_gradient_view(const at::Tensor& d_o) const {
+        cuda::StateGradientView view{};
+        view.d_o = rows_of(d_o);
+        view.q_norms = floats_of(norms_[0]);
+        view.k_norms = floats_of(norms_[1]);
+        view.inverses = inverses_.data_ptr<std::uint8_t>();
+        return view;
+    }
+    [[nodiscard]] at::Tensor images(std::uint32_t bytes) const {
+        return at::empty({problem_.value_heads(), tables_->num_chunks, std::int64_t{bytes}},
+                         g_.options().dtype(at::kByte));
+    }
+
+    [[nodiscard]] GdnGradients new_gradients() const {
+        const auto like = [](const at::Tensor& x) {
+            return at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
+        };
+        GdnGradients result{.dq = like(q_),
+                            .dk = like(k_),
+                            .dv = like(v_),
+                            .dg = like(g_),
+                            .dbeta = at::empty(g_.sizes(), g_.options()),
+                            .dS_start = new_states()};
+        for (const at::Tensor* x : {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
+            clear_padding(*x);
+        }
+        return result;
+    }
+    [[nodiscard]] std::vector<std::int64_t> state_shape() const {
+        return {problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
+                problem_.value_dim()};
+    }
+    [[nodiscard]] at::Tensor new_states() const { return at::empty(state_shape(), g_.options()); }
+    /// A segment without tokens passes its state on.
+    void copy_empty_segments(const at::Tensor& to, const at::Tensor& from) const {
+        for (const std::int64_t segment : tables_->empty_segments) {
+            if (from.defined()) {
+                to[segment].copy_(from[segment]);
+            } else {
+                to[segment].zero_();
+            }
+        }
+    }
+    void clear_padding(const at::Tensor& x) const {
+        const std::int64_t begin = problem_.offsets.back();
+        if (begin < x.size(0)) {
+            x.narrow(0, begin, x.size(0) - begin).zero_();
+        }
+    }
+
+    Problem problem_;
+    at::Tensor q_, k_, v_, g_, beta_;
+    std::shared_ptr<const SegmentTables> tables_;
+    cuda::CallView call_{};
+    at::Tensor S_start_;
+    at::Tensor norms_;  // [2, Hk, T]: r_q, r_k
+    at::Tensor states_, errors_, inverses_;
+};
+
+}  // namespace
+
+std::shared_ptr<GdnCall> make_cuda_call(Problem problem) {
+    check_support(problem);
+    return std::make_shared<CudaCall>(std::move(problem));
+}
+
+}  // namespace hybridcp::gdn

@@ -1,0 +1,137 @@
+#include "kernels/gdn/cuda/launch.h"
+
+#include <cuda_runtime.h>
+
+#include <initializer_list>
+
+#include "kernels/gdn/cuda/state_gradient.cuh"
+
+namespace hybridcp::gdn::cuda {
+namespace {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*,
+                                 CUtensorMapDataType,
+                                 cuuint32_t,
+                                 void*,
+                                 const cuuint64_t*,
+                                 const cuuint64_t*,
+                                 const cuuint32_t*,
+                                 const cuuint32_t*,
+                                 CUtensorMapInterleave,
+                                 CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
+
+/// Through the runtime, so that nothing links the driver's library.
+EncodeTiled encode_tiled() {
+    static const EncodeTiled function = [] {
+        void* entry = nullptr;
+        cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+        constexpr unsigned kVersion = 12000;
+        const cudaError_t error = cudaGetDriverEntryPointByVersion(
+            "cuTensorMapEncodeTiled", &entry, kVersion, cudaEnableDefault, &found);
+        const bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+        return reinterpret_cast<EncodeTiled>(ok ? entry : nullptr);
+    }();
+    return function;
+}
+
+const char* make_map(CUtensorMap& map, const RowsView& rows, int32_t tokens, int32_t heads) {
+    if (encode_tiled() == nullptr) {
+        return "the driver has no cuTensorMapEncodeTiled";
+    }
+    constexpr cuuint64_t kElementBytes = 2;
+    const cuuint64_t extent[3] = {kHeadDim, static_cast<cuuint64_t>(heads),
+                                  static_cast<cuuint64_t>(tokens)};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(rows.head_stride) * kElementBytes,
+                                   static_cast<cuuint64_t>(rows.token_stride) * kElementBytes};
+    const cuuint32_t box[3] = {64, 1, kChunkTokens};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    const CUresult result =
+        encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, rows.data, extent, strides, box,
+                       steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled refused a tensor";
+}
+
+const char* text(cudaError_t error) {
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+struct Grid {
+    int64_t blocks;
+    uint32_t threads, shared_bytes, cluster;
+};
+
+template <class Params>
+const char* launch(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream) {
+    if (grid.blocks == 0) {
+        return nullptr;
+    }
+    if (const char* error = text(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                      static_cast<int>(grid.shared_bytes)))) {
+        return error;
+    }
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {grid.cluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+    config.blockDim = dim3(grid.threads);
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return text(cudaLaunchKernelEx(&config, kernel, params));
+}
+
+/// The first error of several.
+const char* first_of(std::initializer_list<const char*> errors) {
+    for (const char* error : errors) {
+        if (error != nullptr) {
+            return error;
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+const char* read_device_traits(int device, DeviceTraits& traits) {
+    return first_of(
+        {text(cudaDeviceGetAttribute(&traits.major, cudaDevAttrComputeCapabilityMajor, device)),
+         text(cudaDeviceGetAttribute(&traits.minor, cudaDevAttrComputeCapabilityMinor, device)),
+         text(cudaDeviceGetAttribute(&traits.multiprocessors, cudaDevAttrMultiProcessorCount,
+                                     device))});
+}
+
+const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
+    StateGradientParams p{};
+    const Shape& shape = call.shape;
+    if (const char* error =
+            first_of({make_map(p.q, call.q, shape.tokens, shape.key_heads),
+                      make_map(p.k, call.k, shape.tokens, shape.key_heads),
+                      make_map(p.d_o, view.d_o, shape.tokens, shape.value_heads)})) {
+        return error;
+    }
+    p.gates = call.gates;
+    p.shape = shape;
+    p.chunks = call.chunks;
+    p.pieces = call.pieces;
+    p.q_norms = view.q_norms;
+    p.k_norms = view.k_norms;
+    p.inverses = view.inverses;
+    p.d_end = view.d_end;
+    p.d_start = view.d_start;
+    p.d_states = view.d_states;
+    p.d_new_values = view.d_new_values;
+    p.may_truncate = call.may_truncate;
+    p.summary_floor = view.summary_floor;
+    return launch(state_gradient, p,
+                  {int64_t{call.num_pieces} * shape.value_heads * 2, StateGradientLayout::kThreads,
+                   StateGradientLayout::kSharedBytes, 1},
+                  call.stream);
+}
+
+}  // namespace hybridcp::gdn::cuda

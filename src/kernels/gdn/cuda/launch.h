@@ -1,0 +1,78 @@
+#pragma once
+
+// Host side of the Hopper kernels of Gated DeltaNet, without torch: each function fills a kernel's
+// parameters and launches it on the call's stream. They return null, or what CUDA says is wrong.
+
+#include "kernels/gdn/cuda/tables.h"
+
+namespace hybridcp::gdn::cuda {
+
+struct DeviceTraits {
+    int major, minor;  // compute capability
+    int multiprocessors;
+};
+[[nodiscard]] const char* read_device_traits(int device, DeviceTraits& traits);
+
+/// bf16 [tokens, heads, 128] in device memory: the last dim dense, the base a multiple of 16 bytes,
+/// strides in elements and multiples of 8.
+struct RowsView {
+    void* data;
+    int64_t token_stride, head_stride;
+};
+
+struct CallView {
+    RowsView q, k, v;
+    GateInputs gates;
+    Shape shape;
+    const Chunk* chunks;
+    const Piece* pieces;  // of segments that are not empty
+    int32_t num_pieces;
+    bool may_truncate;  // keys have unit length, beta is in [0, 2]
+    void* stream;       // cudaStream_t
+};
+
+/// States are fp32 [segments, value heads, K, V], norms fp32 [key heads, tokens].
+struct ForwardView {
+    RowsView o;
+    const float* start;  // null for zeros
+    float* end;
+    float *q_norms, *k_norms;
+};
+[[nodiscard]] const char* launch_forward(const CallView& call, const ForwardView& view);
+
+/// What backward needs of forward again, per head and chunk (tables.h).
+struct RemakeView {
+    const float* start;                   // null for zeros
+    uint8_t *states, *errors, *inverses;  // H, E, T
+};
+[[nodiscard]] const char* launch_remake(const CallView& call, const RemakeView& view);
+
+/// M is zero, and not walked, where gates sum to less than `floor`.
+struct SummaryView {
+    float *S, *M;  // [segments, value heads, K, V] and [segments, value heads, K, K]
+    float floor;
+};
+[[nodiscard]] const char* launch_summary(const CallView& call, const SummaryView& view);
+
+struct StateGradientView {
+    RowsView d_o;
+    const float *q_norms, *k_norms;
+    const uint8_t* inverses;
+    const float* d_end;                // null for zeros
+    float* d_start;                    // or null
+    uint8_t *d_states, *d_new_values;  // null for a summary
+    float summary_floor;
+};
+[[nodiscard]] const char* launch_state_gradient(const CallView& call,
+                                                const StateGradientView& view);
+
+struct GradientsView {
+    RowsView d_o;
+    const float *q_norms, *k_norms;
+    const uint8_t *states, *errors, *inverses, *d_states, *d_new_values;
+    RowsView dq, dk, dv;
+    float *dg, *dbeta;  // [tokens, value heads]
+};
+[[nodiscard]] const char* launch_gradients(const CallView& call, const GradientsView& view);
+
+}  // namespace hybridcp::gdn::cuda

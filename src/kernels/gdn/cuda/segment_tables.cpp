@@ -1,0 +1,57 @@
+#include "kernels/gdn/cuda/segment_tables.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+
+#include "hybridcp/error.h"
+#include "kernels/gdn/cuda/launch.h"
+
+namespace hybridcp::gdn {
+namespace {
+
+template <typename Entry>
+void append(std::vector<std::int32_t>& words, const std::vector<Entry>& entries) {
+    static_assert(sizeof(Entry) % sizeof(std::int32_t) == 0);
+    const std::size_t begin = words.size();
+    words.resize(begin + entries.size() * sizeof(Entry) / sizeof(std::int32_t));
+    if (!entries.empty()) {
+        std::memcpy(words.data() + begin, entries.data(), entries.size() * sizeof(Entry));
+    }
+}
+
+}  // namespace
+
+std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
+                                                    const at::Device& device,
+                                                    std::int64_t value_heads) {
+    std::shared_ptr<const void>& kept = segments.backend_tables();
+    if (kept != nullptr) {
+        auto tables = std::static_pointer_cast<const SegmentTables>(kept);
+        if (tables->device == device && tables->value_heads == value_heads) {
+            return tables;
+        }
+    }
+    cuda::DeviceTraits traits{};
+    const char* error = cuda::read_device_traits(device.index(), traits);
+    HCP_CHECK(error == nullptr, "gdn: device {}: {}", device.index(), error);
+    const HostTables host =
+        make_host_tables(segments.offsets(), value_heads, traits.multiprocessors);
+    std::vector<std::int32_t> words;
+    append(words, host.chunks);
+    append(words, host.pieces);
+    append(words, host.whole_segments);
+    auto tables = std::make_shared<SegmentTables>();
+    tables->memory = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt)
+                         .to(device);
+    tables->device = device;
+    tables->value_heads = value_heads;
+    tables->num_chunks = static_cast<std::int32_t>(host.chunks.size());
+    tables->num_pieces = static_cast<std::int32_t>(host.pieces.size());
+    tables->num_whole_segments = static_cast<std::int32_t>(host.whole_segments.size());
+    tables->empty_segments = host.empty_segments;
+    kept = tables;
+    return tables;
+}
+
+}  // namespace hybridcp::gdn

@@ -1,0 +1,48 @@
+#pragma once
+
+// Segments as the Hopper kernels want them: tables of chunks and pieces on the device.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/gdn/cuda/tables.h"
+#include "kernels/gdn/gdn.h"
+
+namespace hybridcp::gdn {
+
+struct SegmentTables {
+    at::Tensor memory;  // int32 on the device: chunks, pieces, whole segments
+    at::Device device = at::kCUDA;
+    std::int64_t value_heads = 0;
+    std::int32_t num_chunks = 0, num_pieces = 0, num_whole_segments = 0;
+    std::vector<std::int64_t> empty_segments;
+
+    [[nodiscard]] const cuda::Chunk* chunks() const {
+        return reinterpret_cast<const cuda::Chunk*>(memory.data_ptr<std::int32_t>());
+    }
+    [[nodiscard]] const cuda::Piece* pieces() const {
+        return reinterpret_cast<const cuda::Piece*>(chunks() + num_chunks);
+    }
+    [[nodiscard]] const cuda::Piece* whole_segments() const { return pieces() + num_pieces; }
+};
+
+/// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for each
+/// piece, value head and half of V. Longest pieces first. No torch device is touched.
+struct HostTables {
+    std::vector<cuda::Chunk> chunks;
+    std::vector<cuda::Piece> pieces, whole_segments;
+    std::vector<std::int64_t> empty_segments;
+};
+[[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
+                                          std::int64_t value_heads,
+                                          int multiprocessors);
+
+/// Made once for a set of segments and kept with it.
+[[nodiscard]] std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
+                                                                  const at::Device& device,
+                                                                  std::int64_t value_heads);
+
+}  // namespace hybridcp::gdn
