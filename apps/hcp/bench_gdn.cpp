@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/files.h"
+#include "hcp/bench_gdn_cuda.h"
 #include "hcp/bench_measure.h"
 #include "hcp/bench_peers.h"
 #include "hybridcp/error.h"
@@ -24,7 +25,14 @@ void check_options(const BenchGdnOptions& options) {
     for (const std::string& dtype : options.dtypes) {
         (void)parse_bench_dtype("bench gdn", dtype);
     }
-    check_word("bench gdn --gates", options.gates, {"ls16", "zero25", "none", "strong"});
+    check_word("bench gdn --gates", options.gates, {"ls16", "zero25", "none", "strong", "qwen"});
+    check_word("bench gdn --device", options.device, {"cpu", "cuda"});
+    if (options.device == "cuda" && !(options.dtypes == std::vector<std::string>{"bf16"})) {
+        throw UsageError("bench gdn --device cuda times bf16: add --dtype bf16");
+    }
+    if (options.device == "cuda" && !options.peers.empty()) {
+        throw UsageError("bench gdn --device cuda has its peers' times with it: leave out --peer");
+    }
     for (const std::string& pass : options.passes) {
         check_word("bench gdn --pass", pass,
                    {"forward", "backward", "summary", "gradient_summary"});
@@ -144,6 +152,7 @@ void run_dtype(const BenchGdnOptions& options,
 
 Json describe(const BenchGdnOptions& options) {
     return {{"cpu", cpu_name()},
+            {"device", options.device},
             {"version", HCP_VERSION},
             {"threads", options.threads},
             {"gates", options.gates},
@@ -156,6 +165,12 @@ Json describe(const BenchGdnOptions& options) {
             {"flops_per_token_and_value_head", gdn_flops(options, kCountedChunk, true)},
             {"flops_dense_64", gdn_flops(options, 64, false)},
             {"runs", Json::array()}};
+}
+
+void write_report(const BenchGdnOptions& options, const Json& results) {
+    if (!options.report_path.empty()) {
+        write_file_atomically(options.report_path, results.dump(2) + "\n");
+    }
 }
 
 }  // namespace
@@ -181,6 +196,12 @@ int bench_gdn(const BenchGdnOptions& options) {
     for (const Report& report : reports) {
         results["verified"].push_back(report.to_json());
     }
+    if (options.device == "cuda") {
+        results["runs"] = bench_gdn_on_cuda(options, variants);
+        fmt::print("{}", bench_gdn_cuda_table(results));
+        write_report(options, results);
+        return 0;
+    }
     if (hugging_face) {
         results["hf"] = hugging_face->versions();
     }
@@ -189,9 +210,7 @@ int bench_gdn(const BenchGdnOptions& options) {
     }
     results["flatness"] = gdn_flatness(results.at("runs"));
     fmt::print("{}", bench_gdn_table(results));
-    if (!options.report_path.empty()) {
-        write_file_atomically(options.report_path, results.dump(2) + "\n");
-    }
+    write_report(options, results);
     return 0;
 }
 

@@ -25,7 +25,8 @@ struct BenchGdnOptions {
     std::int64_t key_dim = 128;
     std::int64_t value_dim = 128;
     std::vector<std::string> dtypes{"bf16", "fp32"};
-    std::string gates = "ls16";         // ls16 | zero25 | none | strong
+    std::string device = "cpu";         // cpu | cuda
+    std::string gates = "ls16";         // ls16 | zero25 | none | strong | qwen
     std::vector<std::string> backends;  // empty: all but reference
     std::vector<std::string> isas;      // of backends with kernels per ISA; empty: the selected
     std::vector<std::string> passes{"forward", "backward"};
@@ -61,6 +62,9 @@ struct GdnProblem {
                                           const std::vector<std::int64_t>& offsets,
                                           std::int64_t num_tokens,
                                           at::ScalarType dtype);
+
+/// A copy of the tensors on "cpu" or "cuda".
+[[nodiscard]] GdnProblem on_device(const GdnProblem& problem, const std::string& device);
 
 /// The call as a layer makes it: summaries leave out what fp32 does not see.
 [[nodiscard]] std::shared_ptr<GdnCall> make_call(const GdnVariant& variant,

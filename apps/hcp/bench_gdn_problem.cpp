@@ -35,6 +35,10 @@ at::Tensor make_gates(const BenchGdnOptions& options, std::int64_t num_tokens) {
     if (options.gates == "strong") {
         return at::softplus(noise + 1).mul_(-16);  // as a head of A = 16: about -21 a token
     }
+    if (options.gates == "qwen") {  // as a new model has them: A in (0, 16), dt_bias 1
+        const at::Tensor rates = at::rand({options.value_heads}).mul_(16);
+        return at::softplus(noise + 1).mul_(rates).neg_();
+    }
     const at::Tensor g = at::log_sigmoid(noise).div_(16);
     if (options.gates == "zero25") {
         const std::int64_t num_open = std::max<std::int64_t>(1, (options.value_heads + 2) / 4);
@@ -67,7 +71,7 @@ std::vector<GdnVariant> gdn_variants(const BenchGdnOptions& options) {
         if (!wanted) {
             continue;
         }
-        if (!word.has_isas) {
+        if (!word.has_isas || options.device != "cpu") {
             variants.push_back({word.name, word.backend});
             continue;
         }
@@ -109,6 +113,15 @@ GdnProblem make_gdn_problem(const BenchGdnOptions& options,
     problem.dS_end = at::randn(states);
     problem.offsets = offsets;
     return problem;
+}
+
+GdnProblem on_device(const GdnProblem& problem, const std::string& device) {
+    GdnProblem moved = problem;
+    for (at::Tensor* x : {&moved.inputs.q, &moved.inputs.k, &moved.inputs.v, &moved.inputs.g,
+                          &moved.inputs.beta, &moved.d_o, &moved.S_start, &moved.dS_end}) {
+        *x = x->to(at::Device(device));
+    }
+    return moved;
 }
 
 std::shared_ptr<GdnCall> make_call(const GdnVariant& variant, const GdnProblem& problem) {

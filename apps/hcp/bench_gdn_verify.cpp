@@ -69,7 +69,7 @@ void compare(const Results& actual,
     const std::int64_t end = problem.offsets.back();
     for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
         const auto& [name, reference] = expected.tensors[i];
-        const at::Tensor& tensor = actual.tensors[i].second;
+        const at::Tensor tensor = actual.tensors[i].second.cpu();
         const double bar = bar_of(name, problem.inputs.q.scalar_type(), gates);
         const Difference difference = relative_l2_per_head(tensor, reference, 1, bar);
         report.add({name, "rel-L2", difference.error, bar, difference.where});
@@ -101,7 +101,8 @@ std::vector<Report> verify_gdn_variants(const BenchGdnOptions& options,
                 Report report(fmt::format("gdn {}, {} tokens {}, {}, gates {}", variant.name,
                                           kTokens, offsets.size() > 2 ? "packed" : "in one", dtype,
                                           options.gates));
-                compare(compute(variant, problem), expected, problem, options.gates, report);
+                compare(compute(variant, on_device(problem, options.device)), expected, problem,
+                        options.gates, report);
                 reports.push_back(std::move(report));
             }
         }

@@ -79,9 +79,12 @@ void add_bench_gdn(CLI::App& bench, Request& request) {
     add_size("--key-dim", options.key_dim, "features of a head of q and k");
     add_size("--value-dim", options.value_dim, "features of a head of v");
     command
-        ->add_option("--gates", options.gates,
-                     "ls16, zero25 (a quarter of the heads never forgets), none, or strong")
+        ->add_option(
+            "--gates", options.gates,
+            "ls16, zero25 (a quarter of the heads never forgets), none, strong, or qwen (as a "
+            "new model has them)")
         ->capture_default_str();
+    command->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
     comma_separated(command->add_option("--pass", options.passes,
                                         "forward, backward, summary, gradient_summary"))
         ->capture_default_str();

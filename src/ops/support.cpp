@@ -132,15 +132,25 @@ Support check_heads(const ParallelOptions& options, const HeadCounts& heads) {
     return {};
 }
 
-Support check_device(const ParallelOptions& options, [[maybe_unused]] bool for_this_build) {
+Support check_device(const ParallelOptions& options,
+                     const std::string& dtype,
+                     [[maybe_unused]] bool for_this_build) {
 #ifndef HCP_CUDA
     if (options.device == "cuda" && for_this_build) {
         return refuse("device: cuda needs a build configured with HCP_CUDA=ON", "device: cpu");
     }
 #endif
-    if (options.device == "cuda" && options.linear_attention_gdn_backend != "eager") {
-        return refuse(fmt::format("linear_attention_gdn_backend: {} runs on device: cpu only",
-                                  options.linear_attention_gdn_backend),
+    if (options.device != "cuda") {
+        return {};
+    }
+    if (options.linear_attention_gdn_backend == "reference") {
+        return refuse("linear_attention_gdn_backend: reference runs on device: cpu only",
+                      "linear_attention_gdn_backend: eager");
+    }
+    if (options.linear_attention_gdn_backend == "fused" && dtype != "bf16") {
+        return refuse(fmt::format("linear_attention_gdn_backend: fused on device: cuda takes "
+                                  "model.dtype bf16, not {}",
+                                  dtype),
                       "linear_attention_gdn_backend: eager");
     }
     return {};
@@ -178,7 +188,7 @@ Support check_support(const ParallelOptions& options,
     if (Support support = check_sizes(options); !support.supported) {
         return support;
     }
-    if (Support support = check_device(options, for_this_build); !support.supported) {
+    if (Support support = check_device(options, dtype, for_this_build); !support.supported) {
         return support;
     }
     return check_heads(options, heads);

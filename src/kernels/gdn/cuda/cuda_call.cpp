@@ -1,5 +1,5 @@
-// The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in the
-// kernels (docs/gdn-cuda.md).
+// The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
+// the kernels (docs/gdn-cuda.md).
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
@@ -32,7 +32,8 @@ void check_support(const Problem& problem) {
         throw UsageError("gdn: the fused backend on cuda " + what + "; choose backend eager");
     };
     if (problem.inputs.q.scalar_type() != at::kBFloat16) {
-        refuse(fmt::format("takes bfloat16, not {}", c10::toString(problem.inputs.q.scalar_type())));
+        refuse(
+            fmt::format("takes bfloat16, not {}", c10::toString(problem.inputs.q.scalar_type())));
     }
     if (problem.key_dim() != cuda::kHeadDim || problem.value_dim() != cuda::kHeadDim) {
         refuse(fmt::format("takes head dims of {}, not K = {} and V = {}", cuda::kHeadDim,
@@ -123,9 +124,9 @@ class CudaCall final : public GdnCall {
     [[nodiscard]] GdnOutput forward(const at::Tensor& S_start) override {
         check_optional_shape(S_start, "S_start", state_shape());
         S_start_ = S_start.defined() ? S_start.detach().to(at::kFloat).contiguous() : S_start;
-        GdnOutput result{.o = at::empty(v_.sizes(), v_.options().memory_format(
-                                                        at::MemoryFormat::Contiguous)),
-                         .S_end = new_states()};
+        GdnOutput result{
+            .o = at::empty(v_.sizes(), v_.options().memory_format(at::MemoryFormat::Contiguous)),
+            .S_end = new_states()};
         clear_padding(result.o);
         copy_empty_segments(result.S_end, S_start_);
         norms_ = at::empty({2, problem_.key_heads(), problem_.num_tokens()}, g_.options());
@@ -222,12 +223,12 @@ class CudaCall final : public GdnCall {
         states_ = images(cuda::kStateBytes);
         errors_ = images(cuda::kRowsBytes);
         inverses_ = images(cuda::kInverseBytes);
-        check_launch(cuda::launch_remake(on_stream(),
-                                         {.start = floats_of(S_start_),
-                                          .states = states_.data_ptr<std::uint8_t>(),
-                                          .errors = errors_.data_ptr<std::uint8_t>(),
-                                          .inverses = inverses_.data_ptr<std::uint8_t>()}),
-                     "forward again");
+        check_launch(
+            cuda::launch_remake(on_stream(), {.start = floats_of(S_start_),
+                                              .states = states_.data_ptr<std::uint8_t>(),
+                                              .errors = errors_.data_ptr<std::uint8_t>(),
+                                              .inverses = inverses_.data_ptr<std::uint8_t>()}),
+            "forward again");
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const at::Tensor& d_o) const {
         cuda::StateGradientView view{};
@@ -252,7 +253,8 @@ class CudaCall final : public GdnCall {
                             .dg = like(g_),
                             .dbeta = at::empty(g_.sizes(), g_.options()),
                             .dS_start = new_states()};
-        for (const at::Tensor* x : {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
+        for (const at::Tensor* x :
+             {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
             clear_padding(*x);
         }
         return result;

@@ -21,13 +21,11 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
     HostTables tables;
     for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
         const auto first = static_cast<std::int32_t>(tables.chunks.size());
-        for (std::int64_t token = offsets[i]; token < offsets[i + 1];
-             token += cuda::kChunkTokens) {
+        for (std::int64_t token = offsets[i]; token < offsets[i + 1]; token += cuda::kChunkTokens) {
             const std::int64_t left = offsets[i + 1] - token;
-            tables.chunks.push_back(
-                {.token = static_cast<std::int32_t>(token),
-                 .tokens = static_cast<std::int32_t>(
-                     std::min<std::int64_t>(left, cuda::kChunkTokens))});
+            tables.chunks.push_back({.token = static_cast<std::int32_t>(token),
+                                     .tokens = static_cast<std::int32_t>(
+                                         std::min<std::int64_t>(left, cuda::kChunkTokens))});
         }
         const auto count = static_cast<std::int32_t>(tables.chunks.size()) - first;
         if (count == 0) {
@@ -41,9 +39,9 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
         }
     }
     const std::int64_t blocks_of_piece = 2 * value_heads;
-    const std::int64_t share = (static_cast<std::int64_t>(tables.chunks.size()) * blocks_of_piece +
-                                multiprocessors - 1) /
-                               multiprocessors;
+    const std::int64_t share =
+        (static_cast<std::int64_t>(tables.chunks.size()) * blocks_of_piece + multiprocessors - 1) /
+        multiprocessors;
     for (cuda::Piece piece : tables.whole_segments) {
         piece.pieces = static_cast<std::int32_t>(num_pieces(piece.chunks, share));
         for (piece.index = 0; piece.index < piece.pieces; ++piece.index) {

@@ -42,8 +42,8 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     append(words, host.pieces);
     append(words, host.whole_segments);
     auto tables = std::make_shared<SegmentTables>();
-    tables->memory = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt)
-                         .to(device);
+    tables->memory =
+        at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(device);
     tables->device = device;
     tables->value_heads = value_heads;
     tables->num_chunks = static_cast<std::int32_t>(host.chunks.size());

@@ -29,8 +29,8 @@ struct SegmentTables {
     [[nodiscard]] const cuda::Piece* whole_segments() const { return pieces() + num_pieces; }
 };
 
-/// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for each
-/// piece, value head and half of V. Longest pieces first. No torch device is touched.
+/// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for
+/// each piece, value head and half of V. Longest pieces first. No torch device is touched.
 struct HostTables {
     std::vector<cuda::Chunk> chunks;
     std::vector<cuda::Piece> pieces, whole_segments;
