@@ -23,7 +23,8 @@ Tensor normal(at::IntArrayRef shape, at::Generator& generator) {
 Tensor head_rates(std::int64_t heads, double fastest) {
     Tensor rates = at::full({heads}, fastest, at::kFloat);
     for (std::int64_t head = 0; head + 1 < heads; ++head) {
-        rates[head] = head == 1 ? 0.0 : fastest / static_cast<double>(1 << (2 * (heads - 1 - head)));
+        rates[head] =
+            head == 1 ? 0.0 : fastest / static_cast<double>(1 << (2 * (heads - 1 - head)));
     }
     return rates;
 }
@@ -54,11 +55,8 @@ GdnProblem make_problem(const ProblemOptions& options) {
 GdnOutput reference_forward(const GdnProblem& problem) {
     const auto wide = [](const Tensor& x) { return x.defined() ? x.to(at::kDouble) : x; };
     const GdnInputs& in = problem.inputs;
-    const GdnInputs inputs = {.q = wide(in.q),
-                              .k = wide(in.k),
-                              .v = wide(in.v),
-                              .g = wide(in.g),
-                              .beta = wide(in.beta)};
+    const GdnInputs inputs = {
+        .q = wide(in.q), .k = wide(in.k), .v = wide(in.v), .g = wide(in.g), .beta = wide(in.beta)};
     return make_gdn_call(GdnBackend::kReference, inputs, problem.offsets, problem.options)
         ->forward(wide(problem.S_start));
 }
@@ -69,8 +67,8 @@ Tables make_tables(const Offsets& offsets, int pieces) {
         const auto first = static_cast<std::int32_t>(tables.chunks.size());
         for (std::int64_t token = offsets[segment]; token < offsets[segment + 1]; token += 64) {
             tables.chunks.push_back(
-                {static_cast<std::int32_t>(token),
-                 static_cast<std::int32_t>(std::min<std::int64_t>(64, offsets[segment + 1] - token))});
+                {static_cast<std::int32_t>(token), static_cast<std::int32_t>(std::min<std::int64_t>(
+                                                       64, offsets[segment + 1] - token))});
         }
         const auto chunks = static_cast<std::int32_t>(tables.chunks.size()) - first;
         const std::int32_t parts = std::min(chunks, pieces);
@@ -106,8 +104,7 @@ gdn::cuda::GateInputs gates_of(const GdnProblem& problem) {
 simt::TensorMap tensor_map(const Tensor& x) {
     return {.data = static_cast<std::byte*>(x.data_ptr()),
             .element_bytes = static_cast<std::uint32_t>(x.element_size()),
-            .extent = {static_cast<std::uint32_t>(x.size(2)),
-                       static_cast<std::uint32_t>(x.size(1)),
+            .extent = {static_cast<std::uint32_t>(x.size(2)), static_cast<std::uint32_t>(x.size(1)),
                        static_cast<std::uint32_t>(x.size(0))},
             .stride_bytes = {static_cast<std::uint64_t>(x.stride(1) * x.element_size()),
                              static_cast<std::uint64_t>(x.stride(0) * x.element_size())},
