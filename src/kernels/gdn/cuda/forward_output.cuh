@@ -3,7 +3,8 @@
 // The second auxiliary warpgroup of the forward kernel (kOutput): Q K^T and Y of the block's own
 // chunks.
 
-#include "kernels/gdn/cuda/forward_auxiliary.cuh"
+#include "kernels/gdn/cuda/forward_tokens.cuh"
+#include "kernels/gdn/cuda/inverse.cuh"
 
 namespace hybridcp::gdn::cuda {
 

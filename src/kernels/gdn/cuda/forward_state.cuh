@@ -1,11 +1,10 @@
 #pragma once
 
-// The state warpgroup of the forward kernel: the chain from chunk to chunk for 64 columns of V. The
-// state is kept transposed, V rows x K columns, in fp32 accumulators; warp w has V rows 16 w to 16
-// w + 15. E and R are V rows x tokens.
+// The state warpgroup of the forward kernel: the chain from chunk to chunk for 64 columns of V.
 
 #include "kernels/gdn/cuda/forward_layout.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
+#include "kernels/gdn/cuda/state_registers.cuh"
 
 namespace hybridcp::gdn::cuda {
 
@@ -18,9 +17,8 @@ struct StateWarpgroup {
     uint32_t warp, lane, pair;
     uint32_t tile_row;  // where this lane's matrices lie in a tile of tokens x V
 
-    float h[64], u[32], o[32];
-    uint32_t packed[8][4];  // the state in bf16: the first operand of products over K
-    uint32_t r[4][4];       // R, the first operand of products over tokens
+    StateRegisters state;
+    float u[32], o[32];  // K H and O, V rows x tokens
     uint32_t v[4][4], packed_o[4][4];
     device::Float2 beta[8];
 
@@ -36,80 +34,34 @@ struct StateWarpgroup {
         tile_row = ((matrix >> 1) * 8 + row) * 128 + ((2 * warp + (matrix & 1)) ^ row) * 16;
     }
 
-    /// The place of h[j] in a state of K x V.
-    HCP_DEVICE int64_t place(int j) const {
-        const uint32_t k = 8 * (j >> 2) + 2 * pair + (j & 1);
-        const uint32_t column = 64 * shared.rank + 16 * warp + lane / 4 + (j >> 1 & 1) * 8;
-        return int64_t{k} * kHeadDim + column;
-    }
     HCP_DEVICE int64_t states_at() const {
         return (int64_t{walk.segment} * p.shape.value_heads + walk.head) * kHeadDim * kHeadDim;
     }
 
     HCP_DEVICE void start() {
         const bool given = walk.from_start && p.start_states != nullptr && !Config::kSummary;
+        const bool one = Config::kSummary && identity && walk.from_start;
         const float* from = p.start_states + (given ? states_at() : 0);
 #pragma unroll
         for (int j = 0; j < 64; ++j) {
-            h[j] = given ? device::load_global(from + place(j)) : 0.0F;
-            if (Config::kSummary && identity && walk.from_start) {
-                h[j] = place(j) / kHeadDim == place(j) % kHeadDim ? 1.0F : 0.0F;
+            const int64_t at = StateRegisters::place(j, 64 * shared.rank);
+            state.h[j] = one && at / kHeadDim == at % kHeadDim ? 1.0F : 0.0F;
+            if (given) {
+                state.h[j] = device::load_global(from + at);
             }
         }
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
             u[j] = o[j] = 0.0F;
         }
-        pack_state();
-    }
-    HCP_DEVICE void pack_state() {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            packed[i / 4][i % 4] = device::pack_bf16(h[2 * i], h[2 * i + 1]);
-        }
-    }
-    HCP_DEVICE void keep_packed() {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            device::keep_registers(packed[k]);
-        }
-    }
-    HCP_DEVICE void keep_r() {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            device::keep_registers(r[k]);
-        }
-    }
-
-    /// d = H times the rows of a tile of tokens x K.
-    HCP_DEVICE void issue_rows(float (&d)[32], uint32_t tile) {
-        const uint64_t rows = device::matrix_descriptor(tile, 16, 1024);
-        device::keep_registers(d);
-        keep_packed();
-        device::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const uint64_t at = device::advance(rows, (k >> 2) * kPanelBytes + (k & 3) * 32);
-            device::wgmma_registers<device::Major::kK>(d, packed[k], at, k > 0);
-        }
-        device::wgmma_commit();
+        state.pack();
     }
     HCP_DEVICE void issue_keys(int i) {
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
-        issue_rows(u, shared.keys(i));
+        state.issue_rows(u, shared.keys(i));
     }
-    /// H += R X
     HCP_DEVICE void issue_update(int i) {
-        const uint64_t x = device::matrix_descriptor(shared.update(i), kPanelBytes, 1024);
-        device::keep_registers(h);
-        keep_r();
-        device::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            device::wgmma_registers<device::Major::kMn>(h, r[k], device::advance(x, k * 2048),
-                                                        true);
-        }
-        device::wgmma_commit();
+        state.issue_update(shared.update(i));
         if (!Config::kRemake || i < walk.catch_up()) {
             // Not right after the loads of V: the arrival can overtake them.
             arrive(Config::kValueEmpty + i % Config::kValues);
@@ -121,13 +73,6 @@ struct StateWarpgroup {
         }
     }
 
-    HCP_DEVICE void scale_state(int i) {
-        const auto decay = device::load_shared<float>(shared.gates(i) + 4 * kDecayField);
-#pragma unroll
-        for (float& x : h) {
-            x *= decay;
-        }
-    }
     /// beta and V, ahead of the wait for K H.
     HCP_DEVICE void load_inputs(int i) {
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
@@ -136,7 +81,7 @@ struct StateWarpgroup {
             beta[t] = device::load_shared<device::Float2>(shared.gates(i) + 4 * kBetaField +
                                                           32 * t + 8 * pair);
         }
-        scale_state(i);
+        state.scale(device::load_shared<float>(shared.gates(i) + 4 * kDecayField));
         shared.template wait_full<Config::kValueFull, Config::kValues>(i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -170,7 +115,7 @@ struct StateWarpgroup {
                 const device::Float2 value = device::unpack_bf16(v[j][x]);
                 const float e0 = value.x - factor.x * u[8 * j + 2 * x];
                 const float e1 = value.y - factor.y * u[8 * j + 2 * x + 1];
-                r[j][x] = device::pack_bf16(beta[t].x * e0, beta[t].y * e1);
+                state.r[j][x] = device::pack_bf16(beta[t].x * e0, beta[t].y * e1);
                 if constexpr (Config::kRemake) {
                     v[j][x] = device::pack_bf16(e0, e1);
                 }
@@ -204,28 +149,21 @@ struct StateWarpgroup {
             save(i);
         }
         device::wgmma_wait<0>();
-        device::keep_registers(h);
-        keep_r();
-        keep_packed();
+        device::keep_registers(state.h);
+        state.keep_r();
+        state.keep_packed();
         release_update(i);
         arrive(Config::kGateEmpty + i % Config::kGates);
-        pack_state();
+        state.pack();
     }
     HCP_DEVICE void save(int i) {
         const int m = i - walk.catch_up();
-        const uint32_t row = (lane >> 3 & 1) * 8 + (lane & 7) + 16 * warp;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             device::store_matrix_transposed(shared.values(i) + tile_row + j * 2048, v[j]);
         }
         wait_staged(m);
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const uint32_t column = 16 * ((2 * k & 7) + (lane >> 4));
-            device::store_matrix(
-                shared.staged(m) + (k >> 2) * kPanelBytes + device::swizzle_128(row * 128 + column),
-                packed[k]);
-        }
+        state.store_packed(shared.staged(m));
         hand_over_staged(m);
     }
     HCP_DEVICE void wait_staged(int m) {
@@ -249,22 +187,22 @@ struct StateWarpgroup {
         make_r(i);
         shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
         issue_update(i);
-        issue_rows(o, shared.queries(m));
+        state.issue_rows(o, shared.queries(m));
         if (m > 0) {
             stage_output(m - 1);
         }
         device::wgmma_wait<0>();
         device::keep_registers(o);
-        device::keep_registers(h);
-        keep_packed();
+        device::keep_registers(state.h);
+        state.keep_packed();
         scale_output(i);
-        issue_output(i);
+        state.issue_output(o, shared.update(i) + Config::kOutputUpdate);
         release_inputs(i, m);
-        pack_state();
+        state.pack();
         // Nothing may be in flight at the end: the compiler would serialise all products.
         device::wgmma_wait<0>();
         device::keep_registers(o);
-        keep_r();
+        state.keep_r();
         pack_output();
         release_update(i);
     }
@@ -278,19 +216,6 @@ struct StateWarpgroup {
             o[4 * t + 2] *= factor.x;
             o[4 * t + 3] *= factor.y;
         }
-    }
-    /// O += R Y^T
-    HCP_DEVICE void issue_output(int i) {
-        const uint64_t y =
-            device::matrix_descriptor(shared.update(i) + Config::kOutputUpdate, 16, 1024);
-        device::keep_registers(o);
-        keep_r();
-        device::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            device::wgmma_registers<device::Major::kK>(o, r[k], device::advance(y, k * 32), true);
-        }
-        device::wgmma_commit();
     }
     HCP_DEVICE void release_inputs(int i, int m) {
         if (lane == 0) {
@@ -321,17 +246,14 @@ struct StateWarpgroup {
         }
 #pragma unroll
         for (int j = 0; j < 64; ++j) {
-            device::store_global(to + states_at() + place(j), h[j]);
+            device::store_global(to + states_at() + StateRegisters::place(j, 64 * shared.rank),
+                                 state.h[j]);
         }
     }
 
     HCP_DEVICE void run() {
         start();
-        if (!shared.owns(0)) {
-            expect_update(0);
-        } else {
-            expect_update(1);
-        }
+        expect_update(shared.owns(0) ? 1 : 0);
         int i = 0;
         for (; i < walk.catch_up(); ++i) {
             state_step<false>(i);

@@ -11,10 +11,10 @@ constexpr float kLogDecayFloor = -88.0F;
 constexpr float kLog2E = 1.44269504F;
 
 struct ChunkGates {
-    float sum[2];      // of log2 decays from the first token to this one, this one included
-    float beta[2];     // 0 for tokens beyond the chunk
-    float all;         // of the chunk
-    bool floored[2];   // g was at the floor or beyond it: its gradient is 0
+    float sum[2];     // of log2 decays from the first token to this one, this one included
+    float beta[2];    // 0 for tokens beyond the chunk
+    float all;        // of the chunk
+    bool floored[2];  // g was at the floor or beyond it: its gradient is 0
 };
 
 HCP_DEVICE float load_beta(const GateInputs& in, int64_t token, int32_t head) {
@@ -37,7 +37,8 @@ HCP_DEVICE RawGates load_gates(const GateInputs& in, Chunk chunk, int32_t head) 
         const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
         if (row < chunk.tokens) {
             const int64_t token = int64_t{chunk.token} + row;
-            raw.g[i] = device::load_global(in.g + token * in.g_token_stride + head * in.g_head_stride);
+            raw.g[i] =
+                device::load_global(in.g + token * in.g_token_stride + head * in.g_head_stride);
             raw.beta[i] = load_beta(in, token, head);
         }
     }

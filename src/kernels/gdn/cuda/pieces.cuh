@@ -18,6 +18,7 @@ constexpr float kUnevenShare = 0.6F;
 /// Chunks are counted from the segment's first.
 struct Walk {
     int32_t segment, head, key_head;
+    bool first_of_key_head;       // among its value heads
     int32_t first_token, tokens;  // of the segment
     int32_t first_chunk;          // of the segment, among all
     int32_t begin;                // where the walk begins
@@ -107,6 +108,7 @@ HCP_DEVICE Walk begin_walk(const Piece& piece,
     walk.segment = piece.segment;
     walk.head = head;
     walk.key_head = head / shape.group();
+    walk.first_of_key_head = walk.key_head * shape.group() == head;
     walk.first_token = first.token;
     walk.tokens = last.token + last.tokens - first.token;
     walk.first_chunk = piece.first_chunk;
