@@ -87,6 +87,9 @@ inline float exp2_approximate(float x) {
     const float y = std::exp2(x);
     return y < 0x1p-126F ? 0.0F : y;
 }
+inline float rsqrt_approximate(float x) {
+    return 1.0F / std::sqrt(x);
+}
 inline float reciprocal_approximate(float x) {
     return 1.0F / x;
 }

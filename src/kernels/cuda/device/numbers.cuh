@@ -33,6 +33,12 @@ HCP_DEVICE float exp2_approximate(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/// 1 / sqrt(x) with a relative error of about 2^-22.
+HCP_DEVICE float rsqrt_approximate(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /// 1 / x with a relative error of about 2^-23.
 HCP_DEVICE float reciprocal_approximate(float x) {
     float y;

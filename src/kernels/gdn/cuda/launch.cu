@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 
+#include "kernels/gdn/cuda/forward.cuh"
 #include "kernels/gdn/cuda/state_gradient.cuh"
 
 namespace hybridcp::gdn::cuda {
@@ -104,6 +105,70 @@ const char* read_device_traits(int device, DeviceTraits& traits) {
          text(cudaDeviceGetAttribute(&traits.minor, cudaDevAttrComputeCapabilityMinor, device)),
          text(cudaDeviceGetAttribute(&traits.multiprocessors, cudaDevAttrMultiProcessorCount,
                                      device))});
+}
+
+namespace {
+
+/// What all configurations of the forward kernel need.
+const char* fill(ForwardParams& p, const CallView& call) {
+    p.gates = call.gates;
+    p.shape = call.shape;
+    p.chunks = call.chunks;
+    p.pieces = call.pieces;
+    p.num_pieces = call.num_pieces;
+    p.may_truncate = call.may_truncate;
+    return first_of({make_map(p.k, call.k, call.shape.tokens, call.shape.key_heads),
+                     make_map(p.v, call.v, call.shape.tokens, call.shape.value_heads)});
+}
+template <class Config>
+const char* launch(const ForwardParams& p, const CallView& call, int64_t clusters) {
+    return launch(
+        forward<Config>, p,
+        {clusters * Config::kCluster, Config::kThreads, Config::kSharedBytes, Config::kCluster},
+        call.stream);
+}
+
+}  // namespace
+
+const char* launch_forward(const CallView& call, const ForwardView& view) {
+    ForwardParams p{};
+    const Shape& shape = call.shape;
+    if (const char* error =
+            first_of({fill(p, call), make_map(p.q, call.q, shape.tokens, shape.key_heads),
+                      make_map(p.o, view.o, shape.tokens, shape.value_heads)})) {
+        return error;
+    }
+    p.start_states = view.start;
+    p.end_states = view.end;
+    p.o_rows = static_cast<uint16_t*>(view.o.data);
+    p.o_token_stride = view.o.token_stride;
+    p.o_head_stride = view.o.head_stride;
+    p.q_norms = view.q_norms;
+    p.k_norms = view.k_norms;
+    return launch<OutputConfig>(p, call, int64_t{call.num_pieces} * shape.value_heads);
+}
+
+const char* launch_remake(const CallView& call, const RemakeView& view) {
+    ForwardParams p{};
+    if (const char* error = fill(p, call)) {
+        return error;
+    }
+    p.start_states = view.start;
+    p.states = reinterpret_cast<uint16_t*>(view.states);
+    p.errors = reinterpret_cast<uint16_t*>(view.errors);
+    p.inverses = reinterpret_cast<uint16_t*>(view.inverses);
+    return launch<RemakeConfig>(p, call, int64_t{call.num_pieces} * call.shape.value_heads);
+}
+
+const char* launch_summary(const CallView& call, const SummaryView& view) {
+    ForwardParams p{};
+    if (const char* error = fill(p, call)) {
+        return error;
+    }
+    p.end_states = view.S;
+    p.transitions = view.M;
+    p.summary_floor = view.floor;
+    return launch<SummaryConfig>(p, call, int64_t{2} * call.num_pieces * call.shape.value_heads);
 }
 
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {

@@ -12,9 +12,9 @@ namespace hybridcp::gdn::cuda {
 /// What lies before gates whose logs sum to less is 1.5e-8 of a state: with keys of unit length and
 /// beta in [0, 2] a state only shrinks on its way.
 constexpr float kForgottenLog = -18.0F;
-/// Share of a segment that is left to the second of two pieces when each must know all before it:
-/// its walk without outputs is the cheaper one.
-constexpr float kUnevenShare = 0.4F;
+/// Share of a segment that is left to the second of two pieces when it must know all before it: a
+/// chunk without outputs takes four fifths of the time.
+constexpr float kUnevenShare = 0.2F;
 /// Most chunks that are looked at: a head that takes longer to forget walks from the boundary.
 constexpr int32_t kMostRounds = 8;
 
@@ -57,7 +57,8 @@ HCP_DEVICE float chunk_log_decay(const GateInputs& gates, Chunk chunk, int32_t h
 }
 
 /// How many places before `place` are needed to know the state there: those with log gates of more
-/// than `floor` between them and it; -1 if the gates do not say.
+/// than `floor` between them and it; -1 if
+/// that is all of them, or more than are looked at.
 /// All threads of the block call; `scratch` is shared memory for one float a warp.
 HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
                                       const GateInputs& gates,
@@ -81,7 +82,7 @@ HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
         for (int32_t i = 0; i < warps; ++i) {
             const int32_t walked = round * warps + i;
             if (walked >= place) {
-                return place;
+                return -1;
             }
             sum += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
             if (sum < floor) {
@@ -98,7 +99,8 @@ HCP_DEVICE int32_t piece_start(int32_t index, int32_t pieces, int32_t places, bo
     if (even || index == 0 || index == pieces) {
         return static_cast<int32_t>(int64_t{index} * places / pieces);
     }
-    return places - static_cast<int32_t>(kUnevenShare * static_cast<float>(places));
+    const auto share = static_cast<int32_t>(kUnevenShare * static_cast<float>(places));
+    return places - (share > 0 ? share : 1);
 }
 
 /// All threads of the block call; `scratch` is shared memory for one float a warp.

@@ -1,0 +1,135 @@
+#pragma once
+
+// Gated DeltaNet forward (docs/gdn-cuda.md): a cluster of two blocks walks the chunks of one piece
+// and value head. Each block has a half of V's columns; K and Q are loaded once for both, and the
+// blocks take turns with what does not depend on the state: chunk i's X and Y come from block i mod
+// 2. Launch: clusters of 2, kThreads, kSharedBytes, and as many clusters as num_pieces times value
+// heads (kSummary with transitions: twice that).
+
+#include "kernels/gdn/cuda/forward_auxiliary.cuh"
+#include "kernels/gdn/cuda/forward_layout.cuh"
+#include "kernels/gdn/cuda/forward_output.cuh"
+#include "kernels/gdn/cuda/forward_producer.cuh"
+#include "kernels/gdn/cuda/forward_state.cuh"
+#include "kernels/gdn/cuda/pieces.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+template <class Config>
+HCP_DEVICE void init_forward_barriers(const ForwardShared<Config>& shared) {
+    const auto init = [&](int first, int count, uint32_t arrivals) {
+        for (int i = 0; i < count; ++i) {
+            device::mbarrier_init(shared.barrier(first + i), arrivals);
+        }
+    };
+    constexpr uint32_t kStateWarps = 4, kAuxiliaryWarps = 4 * Config::kAuxiliaryWarpgroups;
+    init(Config::kKeyFull, Config::kKeys, 1);
+    init(Config::kKeyEmpty, Config::kKeys, 2 * kStateWarps + kAuxiliaryWarps);
+    init(Config::kQueryFull, Config::kQueries, 1);
+    init(Config::kQueryEmpty, Config::kQueries, 2 * kStateWarps + 4);
+    init(Config::kValueFull, Config::kValues, 1);
+    init(Config::kValueEmpty, Config::kValues, kStateWarps);
+    init(Config::kUpdateEmpty, Config::kUpdatesFree, 2 * kStateWarps);
+    init(Config::kGateFull, Config::kGates, 1);
+    for (int i = 0; i < Config::kUpdates; ++i) {
+        init(Config::kUpdateFull + i, 1, shared.owns(i) ? kAuxiliaryWarps : 1);
+    }
+    for (int i = 0; i < Config::kGates; ++i) {
+        init(Config::kGateEmpty + i, 1, kStateWarps + (shared.owns(i) ? kAuxiliaryWarps : 0));
+    }
+    init(Config::kStagedFull, Config::kStaged, 4);
+    init(Config::kStagedEmpty, Config::kStaged, 1);
+    init(Config::kLanding, 3, 1);
+    device::fence_mbarrier_init();
+}
+
+/// Blocks above the diagonal of Y are never written, those of T may be read before they are.
+template <class Config>
+HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
+    const auto zero = [](uint32_t from, uint32_t bytes) {
+        for (uint32_t at = device::thread_index() * 16; at < bytes; at += Config::kThreads * 16) {
+            device::store_shared(from + at, device::Word4{0, 0, 0, 0});
+        }
+    };
+    if constexpr (Config::kOutput) {
+        for (int stage = 0; stage < Config::kUpdates; ++stage) {
+            zero(shared.update(stage) + Config::kOutputUpdate, kPanelBytes);
+        }
+    }
+    zero(shared.inverse(), InverseTiles::kBytes);
+    device::fence_proxy_async();
+}
+
+template <class Config>
+HCP_DEVICE Walk forward_walk(const ForwardParams& p,
+                             const ForwardShared<Config>& shared,
+                             bool& identity) {
+    const auto item = static_cast<int32_t>(device::block_index() / Config::kCluster);
+    const int32_t head = item % p.shape.value_heads, piece_index = item / p.shape.value_heads;
+    identity = piece_index >= p.num_pieces;
+    const Piece piece =
+        load_piece(p.pieces + (identity ? piece_index - p.num_pieces : piece_index));
+    const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, false};
+    const Walk segment = begin_walk(piece, p.shape, p.chunks, head);
+    if constexpr (Config::kSummary) {
+        Walk walk = walk_summary(piece, segment, order, p.gates, p.summary_floor, shared.gates(0));
+        if (identity && !walk.from_start) {
+            walk.begin = walk.main;  // M is zero
+        }
+        return walk;
+    } else {
+        return walk_piece(piece, segment, order, p.gates, p.may_truncate, shared.gates(0));
+    }
+}
+
+template <class Config>
+HCP_DEVICE void forward_role(const ForwardParams& p,
+                             const Walk& walk,
+                             const ForwardShared<Config>& shared,
+                             bool identity) {
+    const uint32_t warpgroup = device::warp_index() / 4;
+    if (warpgroup == 0) {
+        device::increase_registers<Config::kStateRegisters>();
+        StateWarpgroup<Config>(p, walk, shared, identity).run();
+    } else if (warpgroup == 1 + Config::kAuxiliaryWarpgroups) {
+        device::decrease_registers<Config::kProducerRegisters>();
+        ForwardProducer<Config>{p, walk, shared, identity}.run();
+    } else {
+        if constexpr (!Config::kOutput) {  // kOutput begins with just as many
+            device::increase_registers<Config::kAuxiliaryRegisters>();
+        }
+        if (!Config::kOutput || warpgroup == 1) {
+            KeyWarpgroup<Config>(p, walk, shared).run();
+        } else if constexpr (Config::kOutput) {
+            QueryWarpgroup<Config>(p, walk, shared).run();
+        }
+    }
+}
+
+template <class Config>
+HCP_DEVICE void forward_kernel(const ForwardParams& p) {
+    const ForwardShared<Config> shared = {device::shared_base(), device::cluster_rank()};
+    if (device::thread_index() == 0) {
+        init_forward_barriers(shared);
+    }
+    zero_forward_tiles(shared);
+    bool identity = false;
+    const Walk walk = forward_walk(p, shared, identity);
+    device::sync_block();
+    device::cluster_arrive();
+    device::cluster_wait();
+    forward_role(p, walk, shared, identity);
+    device::sync_warp();
+    device::cluster_arrive();  // the other block may still write here
+    device::cluster_wait();
+}
+
+#ifdef __CUDACC__
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward(const __grid_constant__ ForwardParams p) {
+    forward_kernel<Config>(p);
+}
+#endif
+
+}  // namespace hybridcp::gdn::cuda

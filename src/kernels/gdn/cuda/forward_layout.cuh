@@ -1,0 +1,172 @@
+#pragma once
+
+// Parameters, configurations and shared memory of the forward kernel (forward.cuh).
+
+#include "kernels/gdn/cuda/problem.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+/// Null or empty where the configuration does not use it.
+struct ForwardParams {
+    device::TensorMap q, k, v, o;  // [tokens, heads, 128] in boxes of 64 tokens x 64 columns
+    GateInputs gates;
+    Shape shape;
+    const Chunk* chunks;
+    const Piece* pieces;
+    int32_t num_pieces;
+    bool may_truncate;          // keys of at most unit length and beta in [0, 2]
+    const float* start_states;  // [segments, heads, K, V]; null: zeros
+    float* end_states;          // the same; null: not wanted
+
+    // kOutput
+    uint16_t* o_rows;  // what the map of o describes, for the rows of short chunks
+    int64_t o_token_stride, o_head_stride;
+    float* q_norms;  // [key heads, tokens]: rsqrt(|x|^2 + 1e-6); null: not wanted
+    float* k_norms;
+
+    // kRemake, in the layouts of problem.cuh; end_states is not written
+    uint16_t* states;    // before each chunk
+    uint16_t* errors;    // E
+    uint16_t* inverses;  // T
+
+    // kSummary: end_states gets S
+    float* transitions;   // M, [segments, heads, K, K]
+    float summary_floor;  // sum of log gates beyond which a summary does not look
+};
+
+enum class ForwardMode {
+    kOutput,   // o and end states
+    kRemake,   // what backward needs of each chunk
+    kSummary,  // end states from zeros (S), and from the identity with v = 0 (M)
+};
+
+/// One block has a half of V's columns: a state warpgroup (64 columns), one or two auxiliary
+/// warpgroups and a producer.
+template <ForwardMode Mode>
+struct ForwardConfig {
+    static constexpr bool kOutput = Mode == ForwardMode::kOutput;
+    static constexpr bool kRemake = Mode == ForwardMode::kRemake;
+    static constexpr bool kSummary = Mode == ForwardMode::kSummary;
+    static constexpr int kCluster = 2;
+    static constexpr int kAuxiliaryWarpgroups = kOutput ? 2 : 1;
+    static constexpr int kThreads = 128 * (2 + kAuxiliaryWarpgroups);
+    static constexpr int kStateRegisters = kOutput ? 216 : 240;
+    static constexpr int kAuxiliaryRegisters = kOutput ? 128 : 208;
+    static constexpr int kProducerRegisters = 40;
+
+    // Stages. Even numbers: the blocks of a cluster take turns with chunks.
+    static constexpr int kKeys = 4;
+    static constexpr int kQueries = kOutput ? 4 : 0;
+    static constexpr int kValues = kOutput ? 2 : 4;
+    static constexpr int kUpdates = 2;
+    static constexpr int kUpdatesFree = 4;  // barriers that say a stage of updates is free again
+    static constexpr int kGates = 4;
+    static constexpr int kStaged = kOutput ? 1 : kRemake ? 2 : 0;
+
+    static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // K or Q of a chunk
+    // A stage of updates: X, gamma r_k; Y, scale gamma r_q. Each pair is one copy to the other
+    // block.
+    static constexpr uint32_t kStateUpdateBytes = kTileBytes + 256;
+    static constexpr uint32_t kOutputUpdateBytes = kPanelBytes + 256;
+    static constexpr uint32_t kOutputUpdate = kTileBytes + 1024;
+    static constexpr uint32_t kUpdateStride = kOutputUpdate + (kOutput ? kPanelBytes + 1024 : 0);
+    static constexpr uint32_t kUpdateEnd =
+        kOutput ? kOutputUpdate + kOutputUpdateBytes : kUpdateStride;
+    static constexpr uint32_t kStagedBytes = kOutput ? kPanelBytes : kTileBytes;  // O or the state
+
+    static constexpr uint32_t kKeysAt = 0;
+    static constexpr uint32_t kQueriesAt = kKeysAt + kKeys * kTileBytes;
+    static constexpr uint32_t kValuesAt = kQueriesAt + kQueries * kTileBytes;
+    static constexpr uint32_t kStagedAt = kValuesAt + kValues * kPanelBytes;
+    static constexpr uint32_t kUpdatesAt = kStagedAt + kStaged * kStagedBytes;
+    static constexpr uint32_t kInverseAt = kUpdatesAt + (kUpdates - 1) * kUpdateStride + kUpdateEnd;
+    static constexpr uint32_t kNormsAt = kInverseAt + 9216 + 5376;
+    static constexpr uint32_t kGatesAt = kNormsAt + 3 * 256;
+    static constexpr uint32_t kGateBytes = 2064;
+    static constexpr uint32_t kBarriersAt = kGatesAt + kGates * kGateBytes;
+
+    static constexpr int kKeyFull = 0;
+    static constexpr int kKeyEmpty = kKeyFull + kKeys;
+    static constexpr int kQueryFull = kKeyEmpty + kKeys;
+    static constexpr int kQueryEmpty = kQueryFull + kQueries;
+    static constexpr int kValueFull = kQueryEmpty + kQueries;
+    static constexpr int kValueEmpty = kValueFull + kValues;
+    static constexpr int kUpdateFull = kValueEmpty + kValues;
+    static constexpr int kUpdateEmpty = kUpdateFull + kUpdates;
+    static constexpr int kGateFull = kUpdateEmpty + kUpdatesFree;
+    static constexpr int kGateEmpty = kGateFull + kGates;
+    static constexpr int kStagedFull = kGateEmpty + kGates;
+    static constexpr int kStagedEmpty = kStagedFull + kStaged;
+    static constexpr int kLanding = kStagedEmpty + kStaged;  // of short K, Q and V
+    static constexpr int kBarriers = kLanding + 3;
+    static constexpr uint32_t kSharedBytes = (kBarriersAt + 8 * kBarriers + 15) / 16 * 16;
+    static_assert(kSharedBytes <= 232448);
+};
+
+using OutputConfig = ForwardConfig<ForwardMode::kOutput>;
+using RemakeConfig = ForwardConfig<ForwardMode::kRemake>;
+using SummaryConfig = ForwardConfig<ForwardMode::kSummary>;
+
+/// What the gate warp leaves of a chunk, in floats from the start of a stage.
+enum GateField : uint32_t {
+    kSumField = 0,     // b
+    kGammaField = 64,  // e^b
+    kBetaField = 128,
+    kRestField = 192,  // e^{B - b}
+    // Gam_ij = row_i column_j for tokens of different blocks of 16; both are at most 1.
+    kRowField = 256,     // e^{b_i - b_m}, m the first token of i's block
+    kColumnField = 320,  // e^{b_m - b_j}, for the blocks 1 to 3 of i, 64 floats each
+    kDecayField = 512,   // e^B
+};
+
+/// Addresses in shared memory; i counts the chunks that the kernel walks, from 0.
+template <class Config>
+struct ForwardShared {
+    uint32_t base;
+    uint32_t rank;
+
+    HCP_DEVICE uint32_t keys(int i) const {
+        return base + Config::kKeysAt + i % Config::kKeys * Config::kTileBytes;
+    }
+    HCP_DEVICE uint32_t queries(int m) const {
+        return base + Config::kQueriesAt + m % Config::kQueries * Config::kTileBytes;
+    }
+    HCP_DEVICE uint32_t values(int i) const {
+        return base + Config::kValuesAt + i % Config::kValues * kPanelBytes;
+    }
+    HCP_DEVICE uint32_t staged(int m) const {
+        return base + Config::kStagedAt + m % Config::kStaged * Config::kStagedBytes;
+    }
+    HCP_DEVICE uint32_t update(int i) const {
+        return base + Config::kUpdatesAt + i % Config::kUpdates * Config::kUpdateStride;
+    }
+    HCP_DEVICE uint32_t gates(int i) const {
+        return base + Config::kGatesAt + i % Config::kGates * Config::kGateBytes;
+    }
+    HCP_DEVICE uint32_t inverse() const { return base + Config::kInverseAt; }
+    /// r_k, e^{B - b} r_k and gamma r_k of this block's latest own chunk, 64 floats each.
+    HCP_DEVICE uint32_t norms() const { return base + Config::kNormsAt; }
+    HCP_DEVICE uint32_t barrier(int index) const { return base + Config::kBarriersAt + 8 * index; }
+
+    /// Waits for the i-th filling of a ring's stage.
+    template <int First, int Stages>
+    HCP_DEVICE void wait_full(int i) const {
+        device::mbarrier_wait(barrier(First + i % Stages), i / Stages & 1);
+    }
+    /// Waits until the i-th filling may begin; for producers.
+    template <int First, int Stages>
+    HCP_DEVICE void wait_empty(int i) const {
+        constexpr uint32_t kSleepNs = 20;
+        device::mbarrier_wait_sleeping(barrier(First + i % Stages), (i / Stages & 1) ^ 1, kSleepNs);
+    }
+    /// Whether this block makes X and Y of the chunk.
+    HCP_DEVICE bool owns(int i) const { return (i & 1) == static_cast<int>(rank); }
+};
+
+/// One lane's arrival at the same barrier of both blocks.
+HCP_DEVICE void arrive_at_both(uint32_t barrier) {
+    device::mbarrier_arrive_cluster(device::map_shared(barrier, 0));
+    device::mbarrier_arrive_cluster(device::map_shared(barrier, 1));
+}
+
+}  // namespace hybridcp::gdn::cuda

@@ -1,0 +1,208 @@
+#pragma once
+
+// The second auxiliary warpgroup of the forward kernel (kOutput): Q K^T and Y of the block's own
+// chunks.
+
+#include "kernels/gdn/cuda/forward_tokens.cuh"
+#include "kernels/gdn/cuda/inverse.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+template <class Config>
+struct QueryWarpgroup {
+    const ForwardParams& p;
+    const Walk& walk;
+    const ForwardShared<Config>& shared;
+    TokenLane at;
+    InverseTiles tiles;
+
+    float qk[32];
+    uint32_t probabilities[4][4];  // P, the first operand of Y
+
+    HCP_DEVICE QueryWarpgroup(const ForwardParams& params,
+                              const Walk& its_walk,
+                              const ForwardShared<Config>& its_shared)
+        : p(params), walk(its_walk), shared(its_shared), tiles{its_shared.inverse()} {}
+
+    /// r_q of the lane's two rows, from the diagonal blocks of Q Q^T: a fragment of 16 rows of Q is
+    /// both operands.
+    HCP_DEVICE void make_norms(float (&r)[2], uint32_t queries) {
+        r[0] = r[1] = 1.0F;
+        if (!p.shape.use_qk_l2norm) {
+            return;
+        }
+        float low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+        const uint32_t row = 16 * at.warp + (at.lane & 15), right = 16 * (at.lane >> 4);
+#pragma unroll
+        for (uint32_t k = 0; k < 8; ++k) {
+            uint32_t a[4];
+            device::load_matrix(a, queries + (k >> 2) * kPanelBytes +
+                                       device::swizzle_128(row * 128 + (32 * k & 127) + right));
+            device::mma_bf16(low, a, {a[0], a[2]});
+            device::mma_bf16(high, a, {a[1], a[3]});
+        }
+        const uint32_t holder = (at.lane & 28) | at.group / 2;
+        r[0] = device::shuffle(at.odd ? low[1] : low[0], holder);
+        r[1] = device::shuffle(at.odd ? high[3] : high[2], holder);
+        r[0] = device::rsqrt_approximate(r[0] + kNormEpsilon);
+        r[1] = device::rsqrt_approximate(r[1] + kNormEpsilon);
+    }
+
+    /// P = s (r_q Q)(r_k K)^T o Gam
+    HCP_DEVICE void make_probabilities(const TokenDecays& decays, const float (&r)[2]) {
+        const uint32_t norms = shared.norms() + 8 * at.pair;
+        const float row[2] = {p.shape.scale * r[0], p.shape.scale * r[1]};
+        const float far[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
+#pragma unroll
+        for (uint32_t t = 0; t < 8; ++t) {
+            uint32_t* to = &probabilities[t / 2][2 * (t & 1)];
+            const float* x = qk + 4 * t;
+            const auto c = device::load_shared<device::Float2>(norms + 32 * t);
+            if (t < 2 * at.warp) {
+                const device::Float2 gam = decays.column[t < 6 ? t : 0];
+                const device::Float2 f = {c.x * gam.x, c.y * gam.y};
+                to[0] = device::pack_f16(x[0] * f.x * far[0], x[1] * f.y * far[0]);
+                to[1] = device::pack_f16(x[2] * f.x * far[1], x[3] * f.y * far[1]);
+            } else if (t <= 2 * at.warp + 1) {
+                const float* gam = decays.own + 4 * (t & 1);
+                to[0] =
+                    device::pack_f16(x[0] * gam[0] * c.x * row[0], x[1] * gam[1] * c.y * row[0]);
+                to[1] =
+                    device::pack_f16(x[2] * gam[2] * c.x * row[1], x[3] * gam[3] * c.y * row[1]);
+            } else {
+                to[0] = to[1] = 0;
+            }
+        }
+        device::sync_warp();
+    }
+
+    /// Y = P T, blocks up to the diagonal.
+    HCP_DEVICE void multiply(float (&y)[8][4]) {
+        const uint32_t row = at.lane & 7, matrix = at.lane >> 3;
+#pragma unroll
+        for (uint32_t j = 0; j < 8; ++j) {
+            y[j][0] = y[j][1] = y[j][2] = y[j][3] = 0.0F;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+            if (k <= at.warp) {
+                uint32_t t[4][4];
+#pragma unroll
+                for (uint32_t j = 0; j <= k; ++j) {
+                    device::load_matrix_transposed(t[j], tiles.at(16 * k + (matrix >> 1) * 8 + row,
+                                                                  16 * j + (matrix & 1) * 8));
+                }
+#pragma unroll
+                for (uint32_t j = 0; j <= k; ++j) {
+                    device::mma_f16(y[2 * j], probabilities[k], {t[j][0], t[j][2]});
+                    device::mma_f16(y[2 * j + 1], probabilities[k], {t[j][1], t[j][3]});
+                }
+            }
+        }
+    }
+    HCP_DEVICE void write_y(const float (&y)[8][4], const float (&output_factor)[2], int i) {
+        const uint32_t tile = shared.update(i) + Config::kOutputUpdate;
+        const uint32_t row = 16 * at.warp + (at.lane & 15), right = 16 * (at.lane >> 4);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) {
+            if (j <= at.warp) {
+                const float* a = y[2 * j];
+                const float* b = y[2 * j + 1];
+                const uint32_t words[4] = {
+                    device::pack_bf16(a[0], a[1]), device::pack_bf16(a[2], a[3]),
+                    device::pack_bf16(b[0], b[1]), device::pack_bf16(b[2], b[3])};
+                device::store_matrix(tile + device::swizzle_128(row * 128 + 32 * j + right), words);
+            }
+        }
+        if (at.diagonal) {
+            device::store_shared(tile + kPanelBytes + 4 * at.first_row, output_factor[0]);
+            device::store_shared(tile + kPanelBytes + 4 * at.first_row + 32, output_factor[1]);
+        }
+        device::fence_proxy_async();
+        device::sync_warp();
+    }
+
+    /// A chunk without output: only keeps the barriers in step.
+    HCP_DEVICE void skip(int i) {
+        shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
+        shared.template wait_full<Config::kGateFull, Config::kGates>(i);
+        wait_stage(i);
+        device::sync_warp();
+        release(i);
+        arrive_full(i);
+    }
+    HCP_DEVICE void wait_stage(int i) {
+        if (i >= Config::kUpdates) {
+            shared.template wait_full<Config::kUpdateEmpty, Config::kUpdatesFree>(i -
+                                                                                  Config::kUpdates);
+        }
+    }
+    HCP_DEVICE void release(int i) {
+        if (at.lane == 0) {
+            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
+            device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
+        }
+    }
+    HCP_DEVICE void arrive_full(int i) {
+        if (at.lane == 0) {
+            device::mbarrier_arrive(shared.barrier(Config::kUpdateFull + i % Config::kUpdates));
+        }
+    }
+
+    HCP_DEVICE void step(int i) {
+        const int m = i - walk.catch_up();
+        shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
+        shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
+        issue_tokens(qk, shared.queries(m), shared.keys(i));
+        float r[2], output_factor[2];
+        make_norms(r, shared.queries(m));
+        shared.template wait_full<Config::kGateFull, Config::kGates>(i);
+        TokenDecays decays;
+        decays.load(shared.gates(i), at);
+        finish_norms(r, output_factor, i);
+        device::wgmma_wait<0>();
+        device::keep_registers(qk);
+        device::barrier_sync(kNormsReady, 256);
+        make_probabilities(decays, r);
+        release(i);
+        if (at.lane == 0) {
+            arrive_at_both(shared.barrier(Config::kQueryEmpty + m % Config::kQueries));
+        }
+        device::barrier_sync(kInverseReady, 256);
+        float y[8][4];
+        multiply(y);
+        device::barrier_arrive(kInverseRead, 256);
+        wait_stage(i);
+        write_y(y, output_factor, i);
+        arrive_full(i);
+        device::barrier_sync(kQueryBarrier, 128);
+        if (device::thread_index() % 128 == 0) {
+            send(shared, i, Config::kOutputUpdate, Config::kOutputUpdateBytes);
+        }
+    }
+    /// s gamma r_q of the lane's rows.
+    HCP_DEVICE void finish_norms(const float (&r)[2], float (&output_factor)[2], int i) {
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t token = at.first_row + 8 * half;
+            const auto gamma =
+                device::load_shared<float>(shared.gates(i) + 4 * (kGammaField + token));
+            output_factor[half] = p.shape.scale * gamma * r[half];
+            if (at.diagonal && p.q_norms != nullptr) {
+                store_norm(p.q_norms, walk, p.shape, walk.chunk(i), token, r[half]);
+            }
+        }
+    }
+
+    HCP_DEVICE void run() {
+        int i = static_cast<int>(shared.rank);
+        for (; i < walk.catch_up(); i += 2) {
+            skip(i);
+        }
+        for (; i < walk.count(); i += 2) {
+            step(i);
+        }
+    }
+};
+
+}  // namespace hybridcp::gdn::cuda

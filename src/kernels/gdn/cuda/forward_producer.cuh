@@ -1,0 +1,238 @@
+#pragma once
+
+// The producer warpgroup of the forward kernel: warp 0 loads K and Q, warp 1 scans the gates, warp
+// 2 loads V, warp 3 stores what the state warpgroup stages.
+
+#include "kernels/gdn/cuda/forward_layout.cuh"
+#include "kernels/gdn/cuda/pieces.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+/// Zeroes the rows from `rows` on of `panels` panels that a copy has written. The whole warp calls.
+HCP_DEVICE void zero_rows(uint32_t tile, uint32_t panels, int32_t rows) {
+    for (uint32_t panel = 0; panel < panels; ++panel) {
+        const uint32_t end = tile + (panel + 1) * kPanelBytes;
+        uint32_t at = tile + panel * kPanelBytes + static_cast<uint32_t>(rows) * 128;
+        for (at += device::lane_index() * 16; at < end; at += 512) {
+            device::store_shared(at, device::Word4{0, 0, 0, 0});
+        }
+    }
+    device::fence_proxy_async();
+    device::sync_warp();
+}
+
+/// Makes `load(barrier)` fill a tile of `panels` panels and completes `full`. A tile with rows
+/// beyond the chunk lands on a barrier of its own first, and those rows are zeroed.
+template <class Load>
+HCP_DEVICE void fill_tile(
+    uint32_t tile, uint32_t panels, int32_t rows, uint32_t full, uint32_t landing, Load load) {
+    const bool leader = device::lane_index() == 0;
+    const bool is_short = rows < kChunkTokens;
+    const uint32_t barrier = is_short ? landing : full;
+    if (leader) {
+        device::mbarrier_arrive_expect(barrier, panels * kPanelBytes);
+        load(barrier);
+    }
+    if (is_short) {  // the last chunk of the walk
+        device::mbarrier_wait(landing, 0);
+        zero_rows(tile, panels, rows);
+        if (leader) {
+            device::mbarrier_arrive(full);
+        }
+    }
+    device::sync_warp();
+}
+
+template <class Config>
+struct ForwardProducer {
+    const ForwardParams& p;
+    const Walk& walk;
+    const ForwardShared<Config>& shared;
+    bool identity;  // kSummary: v is zero
+
+    /// Each block loads a panel for both.
+    HCP_DEVICE void load_half(const device::TensorMap* map,
+                              uint32_t tile,
+                              uint32_t barrier,
+                              int32_t token) {
+        constexpr uint16_t kBoth = 3;
+        const auto rank = static_cast<int32_t>(shared.rank);
+        device::tensor_load_multicast(tile + shared.rank * kPanelBytes, map, barrier,
+                                      {64 * rank, walk.key_head, token}, kBoth);
+    }
+
+    HCP_DEVICE void load_keys_and_queries() {
+        for (int i = 0; i < walk.count(); ++i) {
+            const Chunk chunk = walk.chunk(i);
+            shared.template wait_empty<Config::kKeyEmpty, Config::kKeys>(i);
+            fill_tile(shared.keys(i), 2, chunk.tokens,
+                      shared.barrier(Config::kKeyFull + i % Config::kKeys),
+                      shared.barrier(Config::kLanding), [&](uint32_t barrier) {
+                          load_half(&p.k, shared.keys(i), barrier, chunk.token);
+                      });
+            if constexpr (Config::kOutput) {
+                const int m = i - walk.catch_up();
+                if (m >= 0) {
+                    shared.template wait_empty<Config::kQueryEmpty, Config::kQueries>(m);
+                    fill_tile(shared.queries(m), 2, chunk.tokens,
+                              shared.barrier(Config::kQueryFull + m % Config::kQueries),
+                              shared.barrier(Config::kLanding + 1), [&](uint32_t barrier) {
+                                  load_half(&p.q, shared.queries(m), barrier, chunk.token);
+                              });
+                }
+            }
+        }
+    }
+
+    HCP_DEVICE void load_values() {
+        for (int i = 0; i < walk.count(); ++i) {
+            const Chunk chunk = walk.chunk(i);
+            const uint32_t full = shared.barrier(Config::kValueFull + i % Config::kValues);
+            shared.template wait_empty<Config::kValueEmpty, Config::kValues>(i);
+            if (Config::kSummary && identity) {
+                if (i < Config::kValues) {
+                    zero_rows(shared.values(i), 1, 0);
+                }
+                if (device::lane_index() == 0) {
+                    device::mbarrier_arrive(full);
+                }
+                continue;
+            }
+            fill_tile(shared.values(i), 1, chunk.tokens, full, shared.barrier(Config::kLanding + 2),
+                      [&](uint32_t barrier) {
+                          device::tensor_load(
+                              shared.values(i), &p.v, barrier,
+                              {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+                      });
+        }
+    }
+
+    HCP_DEVICE void scan() {
+        const int count = walk.count();
+        RawGates next = count > 0 ? load_gates(p.gates, walk.chunk(0), walk.head) : RawGates{};
+        for (int i = 0; i < count; ++i) {
+            const RawGates raw = next;
+            if (i + 1 < count) {
+                next = load_gates(p.gates, walk.chunk(i + 1), walk.head);
+            }
+            const ChunkGates gates = scan_gates(raw);
+            shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
+            write_gates(shared.gates(i), gates);
+            device::sync_warp();
+            if (device::lane_index() == 0) {
+                device::mbarrier_arrive(shared.barrier(Config::kGateFull + i % Config::kGates));
+            }
+        }
+    }
+
+    HCP_DEVICE static void write_gates(uint32_t stage, const ChunkGates& gates) {
+        const uint32_t lane = device::lane_index();
+        const auto write = [&](uint32_t field, float first, float second) {
+            device::store_shared(stage + 4 * field + 8 * lane, device::Float2{first, second});
+        };
+        const float s0 = gates.sum[0], s1 = gates.sum[1];
+        const auto decay = [](float x) { return device::exp2_approximate(x); };
+        write(kSumField, s0, s1);
+        write(kGammaField, decay(s0), decay(s1));
+        write(kBetaField, gates.beta[0], gates.beta[1]);
+        write(kRestField, decay(gates.all - s0), decay(gates.all - s1));
+        const float own = device::shuffle(s0, lane & 24);
+        write(kRowField, decay(s0 - own), decay(s1 - own));
+#pragma unroll
+        for (uint32_t block = 1; block < 4; ++block) {
+            const float anchor = device::shuffle(s0, 8 * block);
+            const bool before = lane < 8 * block;
+            write(kColumnField + 64 * (block - 1), before ? decay(anchor - s0) : 0.0F,
+                  before ? decay(anchor - s1) : 0.0F);
+        }
+        if (lane == 0) {
+            device::store_shared(stage + 4 * kDecayField, decay(gates.all));
+        }
+    }
+
+    HCP_DEVICE void store_output() {
+        constexpr uint32_t kSleepNs = 20;
+        const uint32_t tile = shared.staged(0);
+        for (int i = walk.catch_up(); i < walk.count(); ++i) {
+            const Chunk chunk = walk.chunk(i);
+            device::mbarrier_wait_sleeping(shared.barrier(Config::kStagedFull),
+                                           (i - walk.catch_up()) & 1, kSleepNs);
+            if (chunk.tokens < kChunkTokens) {
+                store_output_rows(tile, chunk);
+            } else if (device::lane_index() == 0) {
+                device::tensor_store(
+                    &p.o, tile, {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+                device::bulk_commit();
+                device::bulk_wait_read<0>();
+                device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty));
+            }
+            device::sync_warp();
+        }
+        device::bulk_wait<0>();
+    }
+
+    /// The last chunk's: what follows it belongs to the next segment.
+    HCP_DEVICE void store_output_rows(uint32_t tile, Chunk chunk) {
+        for (auto piece = static_cast<int32_t>(device::lane_index()); piece < chunk.tokens * 8;
+             piece += 32) {
+            const int32_t row = piece / 8, column = piece % 8 * 8;
+            const auto from =
+                tile + device::swizzle_128(static_cast<uint32_t>(row * 128 + column * 2));
+            uint16_t* to = p.o_rows + (int64_t{chunk.token} + row) * p.o_token_stride +
+                           walk.head * p.o_head_stride + 64 * shared.rank + column;
+            device::store_global(reinterpret_cast<device::Word4*>(to),
+                                 device::load_shared<device::Word4>(from));
+        }
+    }
+
+    /// kRemake: E from V's stage and the state from its staging tile.
+    HCP_DEVICE void store_remade() {
+        constexpr uint32_t kSleepNs = 20;
+        const uint32_t lane = device::lane_index();
+        for (int i = walk.catch_up(); i < walk.count(); ++i) {
+            const int m = i - walk.catch_up();
+            const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
+            device::mbarrier_wait_sleeping(
+                shared.barrier(Config::kStagedFull + m % Config::kStaged), m / Config::kStaged & 1,
+                kSleepNs);
+            // E was ready before the state.
+            if (lane == 0) {
+                device::bulk_store(
+                    p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2,
+                    shared.staged(m), Config::kTileBytes);
+                device::bulk_store(p.errors + (tile * kRowsBytes + shared.rank * kPanelBytes) / 2,
+                                   shared.values(i), kPanelBytes);
+                device::bulk_commit();
+                device::bulk_wait_read<0>();
+                device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty + m % Config::kStaged));
+            }
+            device::sync_warp();
+            if (lane < 4) {  // in the place of the state warps
+                device::mbarrier_arrive(shared.barrier(Config::kValueEmpty + i % Config::kValues));
+            }
+        }
+        device::bulk_wait<0>();
+    }
+
+    HCP_DEVICE void run() {
+        switch (device::warp_index() % 4) {
+            case 0:
+                load_keys_and_queries();
+                break;
+            case 1:
+                scan();
+                break;
+            case 2:
+                load_values();
+                break;
+            default:
+                if constexpr (Config::kOutput) {
+                    store_output();
+                } else if constexpr (Config::kRemake) {
+                    store_remade();
+                }
+        }
+    }
+};
+
+}  // namespace hybridcp::gdn::cuda

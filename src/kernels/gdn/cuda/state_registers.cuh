@@ -1,0 +1,99 @@
+#pragma once
+
+// A state and R in the registers of a warpgroup, and the products they go into. The state is kept
+// transposed, V rows x K columns; warp w has V rows 16 w to 16 w + 15 of 64, R is V rows x tokens.
+
+#include "kernels/gdn/cuda/problem.cuh"
+
+namespace hybridcp::gdn::cuda {
+
+struct StateRegisters {
+    float h[64];            // columns 8 j.. of K in h[4 j..]
+    uint32_t packed[8][4];  // the state in bf16: the first operand of products over K
+    uint32_t r[4][4];       // R, the first operand of products over tokens
+
+    /// Where h[j] lies in a state of K x V whose columns from `first_column` on are here.
+    HCP_DEVICE static int64_t place(int j, uint32_t first_column) {
+        const uint32_t warp = device::warp_index() % 4, lane = device::lane_index();
+        const uint32_t k = 8 * (j >> 2) + 2 * (lane & 3) + (j & 1);
+        return int64_t{k} * kHeadDim + first_column + 16 * warp + lane / 4 + (j >> 1 & 1) * 8;
+    }
+
+    HCP_DEVICE void pack() {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            packed[i / 4][i % 4] = device::pack_bf16(h[2 * i], h[2 * i + 1]);
+        }
+    }
+    HCP_DEVICE void scale(float factor) {
+#pragma unroll
+        for (int j = 0; j < 64; ++j) {
+            h[j] *= factor;
+        }
+    }
+    HCP_DEVICE void keep_packed() {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            device::keep_registers(packed[k]);
+        }
+    }
+    HCP_DEVICE void keep_r() {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            device::keep_registers(r[k]);
+        }
+    }
+
+    /// d = the state times the rows of a tile of tokens x K.
+    HCP_DEVICE void issue_rows(float (&d)[32], uint32_t tile) {
+        const uint64_t rows = device::matrix_descriptor(tile, 16, 1024);
+        device::keep_registers(d);
+        keep_packed();
+        device::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const uint64_t at = device::advance(rows, (k >> 2) * kPanelBytes + (k & 3) * 32);
+            device::wgmma_registers<device::Major::kK>(d, packed[k], at, k > 0);
+        }
+        device::wgmma_commit();
+    }
+    /// h += R X, X of tokens x K.
+    HCP_DEVICE void issue_update(uint32_t x_tile) {
+        const uint64_t x = device::matrix_descriptor(x_tile, kPanelBytes, 1024);
+        device::keep_registers(h);
+        keep_r();
+        device::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            device::wgmma_registers<device::Major::kMn>(h, r[k], device::advance(x, k * 2048),
+                                                        true);
+        }
+        device::wgmma_commit();
+    }
+    /// d += R Y^T, Y of tokens x tokens.
+    HCP_DEVICE void issue_output(float (&d)[32], uint32_t y_tile) {
+        const uint64_t y = device::matrix_descriptor(y_tile, 16, 1024);
+        device::keep_registers(d);
+        keep_r();
+        device::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            device::wgmma_registers<device::Major::kK>(d, r[k], device::advance(y, k * 32), true);
+        }
+        device::wgmma_commit();
+    }
+
+    /// The packed state into two panels of V rows x K.
+    HCP_DEVICE void store_packed(uint32_t tile) const {
+        const uint32_t lane = device::lane_index();
+        const uint32_t row = 16 * (device::warp_index() % 4) + (lane & 15);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const uint32_t column = 16 * ((2 * k & 7) + (lane >> 4));
+            device::store_matrix(
+                tile + (k >> 2) * kPanelBytes + device::swizzle_128(row * 128 + column), packed[k]);
+        }
+    }
+};
+
+}  // namespace hybridcp::gdn::cuda
