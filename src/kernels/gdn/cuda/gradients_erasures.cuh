@@ -1,0 +1,189 @@
+#pragma once
+
+// The warpgroup of the gradients kernel that makes dR, dv, dbeta and the part of dk^ that comes
+// from what the chunk erases: -gamma (dE H^T) + dN k^.
+
+#include "kernels/gdn/cuda/gradients_group.cuh"
+
+namespace hybridcp::gdn::cuda::gradients {
+
+/// T^T as operand A, in bf16. Blocks of T above the diagonal are not read.
+HCP_DEVICE void load_inverse_transposed(uint32_t (&a)[4][4], uint32_t tile, const Place& at) {
+#pragma unroll
+    for (uint32_t step = 0; step < 4; ++step) {
+        device::load_matrix_transposed(a[step], transposed_address(tile, 16 * step, 16 * at.warp));
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const device::Float2 t = device::unpack_f16(a[step][i]);
+            a[step][i] = step >= at.warp ? device::pack_bf16(t.x, t.y) : 0;
+        }
+    }
+}
+
+/// dV = beta dR, through the space of Z.
+HCP_DEVICE void store_value_gradient(const GradientsParams& p,
+                                     const Block& block,
+                                     const Item& item,
+                                     const Place& at,
+                                     const float (&dr)[64]) {
+    const device::Float2 beta = rows_at(block.slot(item.turn) + kBeta * kVectorBytes, at);
+    const uint32_t tile = block.tile(kValueGradients);
+#pragma unroll
+    for (uint32_t step = 0; step < 8; ++step) {
+        uint32_t packed[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const float factor = i % 2 == 0 ? beta.x : beta.y;
+            const float* value = dr + 8 * step + 2 * i;
+            packed[i] = device::pack_bf16(factor * value[0], factor * value[1]);
+        }
+        device::store_matrix(block_address(tile, 16 * at.warp, 16 * step), packed);
+    }
+    device::sync_warp();
+    const uint32_t lane = device::lane_index();
+    const int64_t row_elements = int64_t{p.shape.value_heads} * kHeadDim;
+    uint16_t* to = p.dv + item.span.token * row_elements + int64_t{item.head} * kHeadDim;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+        const uint32_t row = 16 * at.warp + 2 * i + lane / 16, column = lane % 16 * 8;
+        const auto words = device::load_shared<device::Word4>(element(tile, row, column));
+        if (static_cast<int32_t>(row) < item.span.tokens) {
+            device::store_global(
+                reinterpret_cast<device::Word4*>(to + int64_t{row} * row_elements + column), words);
+        }
+    }
+    device::fence_proxy_async();
+    release(block, kValueGradients);
+}
+
+/// dR, its products with E by row and itself as operand A.
+HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
+                                        const Block& block,
+                                        const Item& item,
+                                        const Place& at,
+                                        uint32_t (&operand)[8][4]) {
+    wait_full(block, item, kInverse);
+    uint32_t inverse[4][4];
+    load_inverse_transposed(inverse, block.tile(kInverse), at);
+    release(block, kInverse);
+    wait_full(block, item, kValueGradients);
+    float dr[64];
+    multiply(dr, inverse, block.tile(kValueGradients), false);
+    finish(dr);
+    device::barrier_sync(kValueGradientsRead, 128);
+    wait_full(block, item, kErrors);
+    const device::Float2 dot = dot_rows(dr, block.tile(kErrors), at);
+    release(block, kErrors);
+    pack_operand(operand, dr);
+    wait_gates(block, item);
+    store_value_gradient(p, block, item, at, dr);
+    return dot;
+}
+
+/// From dR D^T (in) and K K^T: dN, r_k dN to shared memory and dN r_k as operand A; column sums of
+/// N2. Returns sum_j (dR D^T)_ij S_ij by row.
+HCP_DEVICE device::Float2 erase_pairs(const Block& block,
+                                      uint32_t slot,
+                                      const Place& at,
+                                      const float (&pairs)[32],
+                                      const float (&keys)[32],
+                                      uint32_t (&operand)[4][4]) {
+    const device::Float2 sum = rows_at(slot + kSum * kVectorBytes, at);
+    const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
+    const device::Float2 norm = rows_at(slot + kKeyNorm * kVectorBytes, at);
+    device::Float2 through = {0.0F, 0.0F};
+    float columns[16];
+#pragma unroll
+    for (uint32_t step = 0; step < 4; ++step) {
+        uint32_t to_share[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t column = 16 * step + i / 2 * 8 + at.pair;
+            const bool upper = i % 2 == 0;
+            const uint32_t row = at.row + (upper ? 0 : 8);
+            const device::Float2 sums = pair_at(slot + kSum * kVectorBytes, column);
+            const device::Float2 norms = pair_at(slot + kKeyNorm * kVectorBytes, column);
+            const float row_sum = upper ? sum.x : sum.y, row_beta = upper ? beta.x : beta.y;
+            const float row_norm = upper ? norm.x : norm.y;
+            const uint32_t from = 8 * step + 2 * i;
+            const float decayed[2] = {
+                decay_between(row_sum, sums.x, column < row) * pairs[from],
+                decay_between(row_sum, sums.y, column + 1 < row) * pairs[from + 1]};
+            const float path[2] = {decayed[0] * keys[from] * (row_norm * norms.x),
+                                   decayed[1] * keys[from + 1] * (row_norm * norms.y)};
+            (upper ? through.x : through.y) += path[0] + path[1];
+            for (uint32_t e = 0; e < 2; ++e) {
+                float& total = columns[4 * step + i / 2 * 2 + e];
+                total = upper ? -row_beta * path[e] : total - row_beta * path[e];
+            }
+            const float dn[2] = {-row_beta * decayed[0], -row_beta * decayed[1]};
+            to_share[i] = device::pack_bf16(dn[0] * row_norm, dn[1] * row_norm);
+            operand[step][i] = device::pack_bf16(dn[0] * norms.x, dn[1] * norms.y);
+        }
+        device::store_matrix(block_address(block.shared + kErasePairs, 16 * at.warp, 16 * step),
+                             to_share);
+    }
+    publish_warp(block, kErasePairsReady);
+    store_column_sums(columns, block.shared + kColumnSums + (4 + at.warp) * kVectorBytes);
+    return {sum_pairs_of_row(through.x), sum_pairs_of_row(through.y)};
+}
+
+HCP_DEVICE void store_dbeta(const GradientsParams& p,
+                            const Item& item,
+                            const Place& at,
+                            device::Float2 value) {
+    if (at.pair != 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(at.row + 8 * i);
+        if (row < item.span.tokens) {
+            const int64_t token = int64_t{item.span.token} + row;
+            device::store_global(
+                p.dbeta + token * p.dbeta_token_stride + item.head * p.dbeta_head_stride,
+                i == 0 ? value.x : value.y);
+        }
+    }
+}
+
+HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
+                                      const Block& block,
+                                      const Item& item) {
+    const Place at = place();
+    const uint32_t slot = block.slot(item.turn);
+    uint32_t dr[8][4];
+    const device::Float2 through_beta = solve_adjoint(p, block, item, at, dr);
+    const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
+    const device::Float2 gamma = rows_at(slot + kGamma * kVectorBytes, at);
+    const device::Float2 norm = rows_at(slot + kKeyNorm * kVectorBytes, at);
+    float dk[64];
+    wait_full(block, item, kState);
+    multiply(dk, dr, block.tile(kState), false);
+    finish(dk);
+    release(block, kState);
+    scale_rows(dk, {-gamma.x * beta.x, -gamma.y * beta.y});
+    wait_full(block, item, kKeys);
+    const device::Float2 dot = dot_rows(dk, block.tile(kKeys), at);
+
+    float pairs[32], keys[32];
+    device::mbarrier_wait(block.barrier(kSolvedReady), item.parity());
+    multiply_pairs(pairs, dr, block.shared + kSolved);
+    finish(pairs);
+    multiply_pairs(keys, block.tile(kKeys), block.tile(kKeys), false);
+    finish(keys);
+    device::mbarrier_wait(block.barrier(kSumsEmpty), item.parity() ^ 1);
+    uint32_t dn[4][4];
+    const device::Float2 through = erase_pairs(block, slot, at, pairs, keys, dn);
+    multiply(dk, dn, block.tile(kKeys), true);
+    store_rows(block.shared + kThroughErasures, at,
+               {norm.x * dot.x - beta.x * through.x, norm.y * dot.y - beta.y * through.y});
+    arrive_warp(block, kSumsFull);
+    store_dbeta(p, item, at, {through_beta.x - through.x, through_beta.y - through.y});
+    finish(dk);
+    wait_parts_empty(block, item);
+    store_part(block.shared + kKeyPart, at, dk);
+    device::barrier_arrive(kProductsDone, kWorkingThreads);
+    reduce_parts(p, block, item);
+}
+
+}  // namespace hybridcp::gdn::cuda::gradients
