@@ -17,7 +17,8 @@ namespace hybridcp::gdn::cuda {
 struct GradientsConfig {
     static constexpr int kThreads = 512;
     static constexpr uint32_t kSharedBytes = gradients::kSharedBytes;
-    static constexpr int kWorkingRegisters = 160, kLoadingRegisters = 32;
+    static constexpr int kWritesRegisters = 152, kErasuresRegisters = 160, kReadsRegisters = 152;
+    static constexpr int kLoadingRegisters = 48;
 };
 
 namespace gradients {
@@ -81,18 +82,18 @@ HCP_DEVICE void gradients_kernel(const GradientsParams& p) {
         } else if (device::warp_index() == 13) {
             gradients::serve_gates(p, block);
         }
+    } else if (warpgroup == 0) {
+        device::increase_registers<Config::kWritesRegisters>();
+        gradients::for_each_item(p, block,
+                                 [](const auto&... x) { gradients::gradients_of_writes(x...); });
+    } else if (warpgroup == 1) {
+        device::increase_registers<Config::kErasuresRegisters>();
+        gradients::for_each_item(p, block,
+                                 [](const auto&... x) { gradients::gradients_of_erasures(x...); });
     } else {
-        device::increase_registers<Config::kWorkingRegisters>();
-        if (warpgroup == 0) {
-            gradients::for_each_item(
-                p, block, [](const auto&... x) { gradients::gradients_of_writes(x...); });
-        } else if (warpgroup == 1) {
-            gradients::for_each_item(
-                p, block, [](const auto&... x) { gradients::gradients_of_erasures(x...); });
-        } else {
-            gradients::for_each_item(p, block,
-                                     [](const auto&... x) { gradients::gradients_of_reads(x...); });
-        }
+        device::increase_registers<Config::kReadsRegisters>();
+        gradients::for_each_item(p, block,
+                                 [](const auto&... x) { gradients::gradients_of_reads(x...); });
     }
     // Nobody leaves while another block may read its part.
     device::cluster_arrive();

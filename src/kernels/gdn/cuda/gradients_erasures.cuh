@@ -4,6 +4,7 @@
 // from what the chunk erases: -gamma (dE H^T) + dN k^.
 
 #include "kernels/gdn/cuda/gradients_group.cuh"
+#include "kernels/gdn/cuda/gradients_pairs.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
@@ -80,52 +81,30 @@ HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
     return dot;
 }
 
-/// From dR D^T (in) and K K^T: dN, r_k dN to shared memory and dN r_k as operand A; column sums of
-/// N2. Returns sum_j (dR D^T)_ij S_ij by row.
+/// From dR D^T and K K^T: r_k dN to shared memory and dN r_k as operand A; column sums of N2.
+/// Returns sum_j (dR D^T)_ij S_ij by row.
 HCP_DEVICE device::Float2 erase_pairs(const Block& block,
-                                      uint32_t slot,
+                                      const Item& item,
                                       const Place& at,
-                                      const float (&pairs)[32],
-                                      const float (&keys)[32],
+                                      const uint32_t (&dr)[8][4],
                                       uint32_t (&operand)[4][4]) {
-    const device::Float2 sum = rows_at(slot + kSum * kVectorBytes, at);
+    const uint32_t slot = block.slot(item.turn);
+    Pairs pairs;
+    device::mbarrier_wait(block.barrier(kSolvedReady), item.parity());
+    multiply_pairs(pairs.solved, dr, block.shared + kSolved);
+    finish(pairs.solved);
+    wait_full(block, item, kKeys);
+    multiply_pairs(pairs.keys, block.tile(kKeys), block.tile(kKeys));
+    finish(pairs.keys);
     const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
-    const device::Float2 norm = rows_at(slot + kKeyNorm * kVectorBytes, at);
-    device::Float2 through = {0.0F, 0.0F};
     float columns[16];
-#pragma unroll
-    for (uint32_t step = 0; step < 4; ++step) {
-        uint32_t to_share[4];
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t column = 16 * step + i / 2 * 8 + at.pair;
-            const bool upper = i % 2 == 0;
-            const uint32_t row = at.row + (upper ? 0 : 8);
-            const device::Float2 sums = pair_at(slot + kSum * kVectorBytes, column);
-            const device::Float2 norms = pair_at(slot + kKeyNorm * kVectorBytes, column);
-            const float row_sum = upper ? sum.x : sum.y, row_beta = upper ? beta.x : beta.y;
-            const float row_norm = upper ? norm.x : norm.y;
-            const uint32_t from = 8 * step + 2 * i;
-            const float decayed[2] = {
-                decay_between(row_sum, sums.x, column < row) * pairs[from],
-                decay_between(row_sum, sums.y, column + 1 < row) * pairs[from + 1]};
-            const float path[2] = {decayed[0] * keys[from] * (row_norm * norms.x),
-                                   decayed[1] * keys[from + 1] * (row_norm * norms.y)};
-            (upper ? through.x : through.y) += path[0] + path[1];
-            for (uint32_t e = 0; e < 2; ++e) {
-                float& total = columns[4 * step + i / 2 * 2 + e];
-                total = upper ? -row_beta * path[e] : total - row_beta * path[e];
-            }
-            const float dn[2] = {-row_beta * decayed[0], -row_beta * decayed[1]};
-            to_share[i] = device::pack_bf16(dn[0] * row_norm, dn[1] * row_norm);
-            operand[step][i] = device::pack_bf16(dn[0] * norms.x, dn[1] * norms.y);
-        }
-        device::store_matrix(block_address(block.shared + kErasePairs, 16 * at.warp, 16 * step),
-                             to_share);
-    }
+    const device::Float2 through =
+        weigh_pairs<false>(pairs, pair_rows(slot, kKeyNorm, at, {-beta.x, -beta.y}), slot,
+                           block.shared + kErasePairs, operand, columns);
     publish_warp(block, kErasePairsReady);
+    device::mbarrier_wait(block.barrier(kSumsEmpty), item.parity() ^ 1);
     store_column_sums(columns, block.shared + kColumnSums + (4 + at.warp) * kVectorBytes);
-    return {sum_pairs_of_row(through.x), sum_pairs_of_row(through.y)};
+    return through;
 }
 
 HCP_DEVICE void store_dbeta(const GradientsParams& p,
@@ -151,34 +130,25 @@ HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
                                       const Item& item) {
     const Place at = place();
     const uint32_t slot = block.slot(item.turn);
-    uint32_t dr[8][4];
+    uint32_t dr[8][4], dn[4][4];
     const device::Float2 through_beta = solve_adjoint(p, block, item, at, dr);
-    const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
-    const device::Float2 gamma = rows_at(slot + kGamma * kVectorBytes, at);
-    const device::Float2 norm = rows_at(slot + kKeyNorm * kVectorBytes, at);
+    const device::Float2 through = erase_pairs(block, item, at, dr, dn);
+    store_dbeta(p, item, at, {through_beta.x - through.x, through_beta.y - through.y});
+
     float dk[64];
     wait_full(block, item, kState);
     multiply(dk, dr, block.tile(kState), false);
     finish(dk);
     release(block, kState);
+    const device::Float2 gamma = rows_at(slot + kGamma * kVectorBytes, at);
+    const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
     scale_rows(dk, {-gamma.x * beta.x, -gamma.y * beta.y});
-    wait_full(block, item, kKeys);
     const device::Float2 dot = dot_rows(dk, block.tile(kKeys), at);
-
-    float pairs[32], keys[32];
-    device::mbarrier_wait(block.barrier(kSolvedReady), item.parity());
-    multiply_pairs(pairs, dr, block.shared + kSolved);
-    finish(pairs);
-    multiply_pairs(keys, block.tile(kKeys), block.tile(kKeys), false);
-    finish(keys);
-    device::mbarrier_wait(block.barrier(kSumsEmpty), item.parity() ^ 1);
-    uint32_t dn[4][4];
-    const device::Float2 through = erase_pairs(block, slot, at, pairs, keys, dn);
     multiply(dk, dn, block.tile(kKeys), true);
+    const device::Float2 norm = rows_at(slot + kKeyNorm * kVectorBytes, at);
     store_rows(block.shared + kThroughErasures, at,
                {norm.x * dot.x - beta.x * through.x, norm.y * dot.y - beta.y * through.y});
     arrive_warp(block, kSumsFull);
-    store_dbeta(p, item, at, {through_beta.x - through.x, through_beta.y - through.y});
     finish(dk);
     wait_parts_empty(block, item);
     store_part(block.shared + kKeyPart, at, dk);

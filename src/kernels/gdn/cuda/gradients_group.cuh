@@ -8,12 +8,6 @@
 
 namespace hybridcp::gdn::cuda::gradients {
 
-/// e^{b_i - b_j} in log2 units where `kept`, else 0; masked before the exponential.
-HCP_DEVICE float decay_between(float later, float earlier, bool kept) {
-    constexpr float kNever = -1000.0F;
-    return device::exp2_approximate(kept ? later - earlier : kNever);
-}
-
 /// Parts are 64 rows of 128 floats. Pieces of 32 bytes change places among four, so that neither
 /// the lanes of a quad column nor those of a row meet in a bank.
 HCP_DEVICE uint32_t part_address(uint32_t part, uint32_t row, uint32_t column) {

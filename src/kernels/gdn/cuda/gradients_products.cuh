@@ -85,14 +85,13 @@ HCP_DEVICE void multiply_tiles(float (&sums)[64], uint32_t a_tile, uint32_t b_ti
     }
     device::wgmma_commit();
 }
-/// pairs (+)= A B^T, both 64 x 128.
-HCP_DEVICE void multiply_pairs(float (&pairs)[32], uint32_t a_tile, uint32_t b_tile, bool add) {
+/// pairs = A B^T, both 64 x 128.
+HCP_DEVICE void multiply_pairs(float (&pairs)[32], uint32_t a_tile, uint32_t b_tile) {
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
         device::wgmma_shared<device::Major::kK, device::Major::kK>(
-            pairs, columns_descriptor(a_tile, step), columns_descriptor(b_tile, step),
-            add || step > 0);
+            pairs, columns_descriptor(a_tile, step), columns_descriptor(b_tile, step), step > 0);
     }
     device::wgmma_commit();
 }
