@@ -66,11 +66,11 @@ HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
     wait_full(block, item, kInverse);
     uint32_t inverse[4][4];
     load_inverse_transposed(inverse, block.tile(kInverse), at);
-    release(block, kInverse);
     wait_full(block, item, kValueGradients);
     float dr[64];
     multiply(dr, inverse, block.tile(kValueGradients), false);
     finish(dr);
+    release(block, kInverse);
     device::barrier_sync(kValueGradientsRead, 128);
     wait_full(block, item, kErrors);
     const device::Float2 dot = dot_rows(dr, block.tile(kErrors), at);
@@ -150,7 +150,7 @@ HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
                {norm.x * dot.x - beta.x * through.x, norm.y * dot.y - beta.y * through.y});
     arrive_warp(block, kSumsFull);
     finish(dk);
-    wait_parts_empty(block, item);
+    // Nobody reads the last chunk's part any more: who made D has waited for that.
     store_part(block.shared + kKeyPart, at, dk);
     device::barrier_arrive(kProductsDone, kWorkingThreads);
     reduce_parts(p, block, item);

@@ -33,9 +33,6 @@ HCP_DEVICE void add_part(uint32_t part, const Place& at, float (&sums)[64]) {
 
 /// Counts this warp in at the barrier of each block of the group.
 HCP_DEVICE void arrive_group(const Block& block, uint32_t barrier) {
-    if (block.group > 1) {
-        device::fence_cluster();
-    }
     device::sync_warp();
     if (device::lane_index() < block.group) {
         device::mbarrier_arrive_cluster(
@@ -45,9 +42,6 @@ HCP_DEVICE void arrive_group(const Block& block, uint32_t barrier) {
 /// Waits until nobody reads the parts of the chunk before.
 HCP_DEVICE void wait_parts_empty(const Block& block, const Item& item) {
     device::mbarrier_wait(block.barrier(kPartsEmpty), item.parity() ^ 1);
-    if (block.group > 1) {
-        device::fence_cluster();
-    }
 }
 
 HCP_DEVICE void hand_out_part(const Block& block,
@@ -55,6 +49,9 @@ HCP_DEVICE void hand_out_part(const Block& block,
                               uint32_t part,
                               const float (&sums)[64]) {
     store_part(block.shared + part, at, sums);
+    if (block.group > 1) {
+        device::fence_cluster();
+    }
     arrive_group(block, kPartsFull);
 }
 
@@ -143,6 +140,7 @@ HCP_DEVICE void reduce_parts(const GradientsParams& p, const Block& block, const
             store_row((of_keys ? p.dk : p.dq) + at * kHeadDim, dx);
         }
     }
+    // No fence: the parts' values went into what is stored above, so they have been read.
     arrive_group(block, kPartsEmpty);
     release(block, kKeys);
     release(block, kQueries);

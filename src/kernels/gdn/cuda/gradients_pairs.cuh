@@ -26,37 +26,18 @@ HCP_DEVICE float decay_between(float later, float earlier, bool kept) {
     return device::exp2_approximate(kept ? later - earlier : kNever);
 }
 
-/// One row and two neighbouring columns.
-struct TwoPairs {
-    float gradient[2];  // dP or dN
-    float path[2];      // of N below the diagonal, without the row's factor
-};
+/// e^{b_i - b_j} (dO or dR) D^T of one row and two neighbouring columns.
 template <bool HasDiagonal>
-HCP_DEVICE TwoPairs
-weigh(const Pairs& pairs, const PairRows& rows, uint32_t slot, const Place& at, uint32_t index) {
-    const bool upper = index / 2 % 2 == 0;
-    const uint32_t row = at.row + (upper ? 0 : 8), column = index / 4 * 8 + at.pair;
-    const device::Float2 sums = pair_at(slot + kSum * kVectorBytes, column);
-    const device::Float2 norms = pair_at(slot + kKeyNorm * kVectorBytes, column);
-    const float sum = upper ? rows.sum.x : rows.sum.y;
-    const float norm = upper ? rows.norm.x : rows.norm.y;
-    const float factor = upper ? rows.factor.x : rows.factor.y;
-    TwoPairs two;
-    for (uint32_t e = 0; e < 2; ++e) {
-        const bool below = column + e < row;
-        const bool kept = HasDiagonal ? column + e <= row : below;
-        const float earlier = e == 0 ? sums.x : sums.y, key_norm = e == 0 ? norms.x : norms.y;
-        const float decayed = decay_between(sum, earlier, kept) * pairs.solved[index + e];
-        two.gradient[e] = factor * decayed;
-        // The diagonal does not decay.
-        two.path[e] = below ? decayed * pairs.keys[index + e] * (norm * key_norm) : 0.0F;
-    }
-    return two;
+HCP_DEVICE device::Float2 decay_pair(
+    const float* solved, float sum, device::Float2 sums, uint32_t row, uint32_t column) {
+    const uint32_t end = HasDiagonal ? row + 1 : row;
+    return {decay_between(sum, sums.x, column < end) * solved[0],
+            decay_between(sum, sums.y, column + 1 < end) * solved[1]};
 }
 
 /// The gradient times the row's r to `tile`, for its transpose as operand A, and times the column's
-/// r_k as operand A itself. Sums over columns of N to `columns` (64 floats); returns those over
-/// rows, without the factor.
+/// r_k as operand A itself. Sums over columns of N to `columns`; returns those over rows, without
+/// the factor.
 template <bool HasDiagonal>
 HCP_DEVICE device::Float2 weigh_pairs(const Pairs& pairs,
                                       const PairRows& rows,
@@ -65,29 +46,39 @@ HCP_DEVICE device::Float2 weigh_pairs(const Pairs& pairs,
                                       uint32_t (&operand)[4][4],
                                       float (&columns)[16]) {
     const Place at = place();
-    device::Float2 through = {0.0F, 0.0F};
+    const float weight[2] = {rows.factor.x * rows.norm.x, rows.factor.y * rows.norm.y};
+    float through[2] = {0.0F, 0.0F};
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
         uint32_t shared[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            const bool upper = i % 2 == 0;
-            const float factor = upper ? rows.factor.x : rows.factor.y;
-            const float norm = upper ? rows.norm.x : rows.norm.y;
-            const TwoPairs two = weigh<HasDiagonal>(pairs, rows, slot, at, 8 * step + 2 * i);
-            (upper ? through.x : through.y) += two.path[0] + two.path[1];
+            const uint32_t from = 8 * step + 2 * i, half = i % 2;
+            const uint32_t row = at.row + 8 * half, column = 16 * step + i / 2 * 8 + at.pair;
+            const device::Float2 sums = pair_at(slot + kSum * kVectorBytes, column);
+            const device::Float2 norms = pair_at(slot + kKeyNorm * kVectorBytes, column);
+            const float factor = half == 0 ? rows.factor.x : rows.factor.y;
+            const device::Float2 decayed = decay_pair<HasDiagonal>(
+                pairs.solved + from, half == 0 ? rows.sum.x : rows.sum.y, sums, row, column);
+            // The diagonal does not decay: it is no path.
+            const float path[2] = {column < row ? decayed.x * pairs.keys[from] : 0.0F,
+                                   column + 1 < row ? decayed.y * pairs.keys[from + 1] : 0.0F};
+            through[half] += path[0] * norms.x;
+            through[half] += path[1] * norms.y;
             float* totals = columns + 4 * step + i / 2 * 2;
-            totals[0] = factor * two.path[0] + (upper ? 0.0F : totals[0]);
-            totals[1] = factor * two.path[1] + (upper ? 0.0F : totals[1]);
-            const device::Float2 norms =
-                pair_at(slot + kKeyNorm * kVectorBytes, 16 * step + i / 2 * 8 + at.pair);
-            shared[i] = device::pack_bf16(two.gradient[0] * norm, two.gradient[1] * norm);
+            totals[0] = (half == 0 ? 0.0F : totals[0]) + path[0] * weight[half];
+            totals[1] = (half == 0 ? 0.0F : totals[1]) + path[1] * weight[half];
+            if (half == 1) {
+                totals[0] *= norms.x;
+                totals[1] *= norms.y;
+            }
+            shared[i] = device::pack_bf16(decayed.x * weight[half], decayed.y * weight[half]);
             operand[step][i] =
-                device::pack_bf16(two.gradient[0] * norms.x, two.gradient[1] * norms.y);
+                device::pack_bf16(decayed.x * (factor * norms.x), decayed.y * (factor * norms.y));
         }
         device::store_matrix(block_address(tile, 16 * at.warp, 16 * step), shared);
     }
-    return {sum_pairs_of_row(through.x), sum_pairs_of_row(through.y)};
+    return {rows.norm.x * sum_pairs_of_row(through[0]), rows.norm.y * sum_pairs_of_row(through[1])};
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

@@ -166,7 +166,6 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     for (uint32_t warp = 0; warp < 4; ++warp) {
         through_state += device::load_shared<float>(block.shared + kThroughState + 4 * warp);
     }
-    arrive_warp(block, kSumsEmpty);
     const float second = reads.y + erasures.y - columns.y;
     const float first = reads.x + erasures.x - columns.x;
     float from_here = first + second, before = writes.x + writes.y;
@@ -177,6 +176,7 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
         before += lane >= distance ? earlier : 0.0F;
     }
     const float up_to_last = device::shuffle_up(before, 1);
+    arrive_warp(block, kSumsEmpty);
     before = (lane > 0 ? up_to_last : 0.0F) + decay.all * through_state;
     const float after = device::shuffle_down(from_here, 1);
     const float gradient[2] = {from_here + before,

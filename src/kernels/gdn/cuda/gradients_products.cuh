@@ -142,7 +142,9 @@ HCP_DEVICE device::Float2 dot_rows(const float (&sums)[64], uint32_t tile, const
         for (int i = 0; i < 4; ++i) {
             const device::Float2 pair = device::unpack_bf16(x[i]);
             const float* sum = sums + 8 * step + 2 * i;
-            (i % 2 == 0 ? dot.x : dot.y) += sum[0] * pair.x + sum[1] * pair.y;
+            float& total = i % 2 == 0 ? dot.x : dot.y;
+            total += sum[0] * pair.x;
+            total += sum[1] * pair.y;
         }
     }
     return {sum_pairs_of_row(dot.x), sum_pairs_of_row(dot.y)};

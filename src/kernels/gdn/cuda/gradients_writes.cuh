@@ -35,9 +35,13 @@ HCP_DEVICE float multiply_states(const Block& block, const Place& at) {
     finish(pairs);
     float sum = 0.0F;
 #pragma unroll
-    for (uint32_t i = 0; i < 32; ++i) {
-        const uint32_t column = i / 4 * 8 + at.pair + i % 2;
-        sum += column == at.row + i / 2 % 2 * 8 ? pairs[i] : 0.0F;
+    for (uint32_t step = 0; step < 4; ++step) {
+        if (step == at.warp) {
+            for (uint32_t i = 8 * step; i < 8 * step + 8; ++i) {
+                const uint32_t column = i / 4 * 8 + at.pair + i % 2;
+                sum += column == at.row + i / 2 % 2 * 8 ? pairs[i] : 0.0F;
+            }
+        }
     }
     for (uint32_t distance = 16; distance > 0; distance >>= 1) {
         sum += device::shuffle_xor(sum, distance);
@@ -54,11 +58,11 @@ HCP_DEVICE void solve(const Block& block,
     wait_full(block, item, kInverse);
     uint32_t inverse[4][4];
     load_inverse(inverse, block.tile(kInverse), block.slot(item.turn) + kBeta * kVectorBytes, at);
-    release(block, kInverse);
     wait_full(block, item, kErrors);
     float sums[64];
     multiply(sums, inverse, block.tile(kErrors), false);
     finish(sums);
+    release(block, kInverse);
     release(block, kErrors);
     pack_operand(solved, sums);
     wait_parts_empty(block, item);
