@@ -183,9 +183,9 @@ class CudaCall final : public GdnCall {
                                        .inverses = walk.inverses,
                                        .d_states = walk.d_states,
                                        .d_new_values = walk.d_new_values,
-                                       .dq = rows_of(result.dq),
-                                       .dk = rows_of(result.dk),
-                                       .dv = rows_of(result.dv),
+                                       .dq = result.dq.data_ptr(),
+                                       .dk = result.dk.data_ptr(),
+                                       .dv = result.dv.data_ptr(),
                                        .dg = floats_of(result.dg),
                                        .dbeta = floats_of(result.dbeta)};
         check_launch(cuda::launch_gradients(on_stream(), view), "gradients");

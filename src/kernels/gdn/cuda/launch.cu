@@ -2,9 +2,11 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "kernels/gdn/cuda/forward.cuh"
+#include "kernels/gdn/cuda/gradients.cuh"
 #include "kernels/gdn/cuda/state_gradient.cuh"
 
 namespace hybridcp::gdn::cuda {
@@ -196,6 +198,45 @@ const char* launch_state_gradient(const CallView& call, const StateGradientView&
     return launch(state_gradient, p,
                   {int64_t{call.num_pieces} * shape.value_heads * 2, StateGradientLayout::kThreads,
                    StateGradientLayout::kSharedBytes, 1},
+                  call.stream);
+}
+
+const char* launch_gradients(const CallView& call, const GradientsView& view) {
+    GradientsParams p{};
+    const Shape& shape = call.shape;
+    DeviceTraits traits{};
+    int device = 0;
+    if (const char* error =
+            first_of({text(cudaGetDevice(&device)), read_device_traits(device, traits),
+                      make_map(p.q, call.q, shape.tokens, shape.key_heads),
+                      make_map(p.k, call.k, shape.tokens, shape.key_heads),
+                      make_map(p.d_o, view.d_o, shape.tokens, shape.value_heads)})) {
+        return error;
+    }
+    p.shape = shape;
+    p.has_d_o = true;
+    p.gates = call.gates;
+    p.r_q = view.q_norms;
+    p.r_k = view.k_norms;
+    p.chunks = call.chunks;
+    p.e = view.errors;
+    p.z = view.d_new_values;
+    p.inverse = view.inverses;
+    p.state = view.states;
+    p.state_gradient = view.d_states;
+    p.dq = static_cast<uint16_t*>(view.dq);
+    p.dk = static_cast<uint16_t*>(view.dk);
+    p.dv = static_cast<uint16_t*>(view.dv);
+    p.dg = view.dg;
+    p.dbeta = view.dbeta;
+    p.dg_token_stride = p.dbeta_token_stride = shape.value_heads;
+    p.dg_head_stride = p.dbeta_head_stride = 1;
+    const int64_t group = shape.group();
+    const int64_t items = int64_t{shape.num_chunks} * shape.key_heads;
+    const int64_t clusters = std::min<int64_t>(items, traits.multiprocessors / group);
+    return launch(gradients_entry<GradientsConfig>, p,
+                  {clusters * group, GradientsConfig::kThreads, GradientsConfig::kSharedBytes,
+                   static_cast<uint32_t>(group)},
                   call.stream);
 }
 

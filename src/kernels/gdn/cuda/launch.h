@@ -70,8 +70,8 @@ struct GradientsView {
     RowsView d_o;
     const float *q_norms, *k_norms;
     const uint8_t *states, *errors, *inverses, *d_states, *d_new_values;
-    RowsView dq, dk, dv;
-    float *dg, *dbeta;  // [tokens, value heads]
+    void *dq, *dk, *dv;  // bf16, contiguous
+    float *dg, *dbeta;   // [tokens, value heads]
 };
 [[nodiscard]] const char* launch_gradients(const CallView& call, const GradientsView& view);
 
