@@ -231,7 +231,7 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
     p.dbeta = view.dbeta;
     p.dg_token_stride = p.dbeta_token_stride = shape.value_heads;
     p.dg_head_stride = p.dbeta_head_stride = 1;
-    const int64_t group = shape.group();
+    const int64_t group = shape.value_heads / shape.key_heads;
     const int64_t items = int64_t{shape.num_chunks} * shape.key_heads;
     const int64_t clusters = std::min<int64_t>(items, traits.multiprocessors / group);
     return launch(gradients_entry<GradientsConfig>, p,
