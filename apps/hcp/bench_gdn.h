@@ -55,6 +55,7 @@ struct GdnProblem {
     at::Tensor S_start;  // [N, Hv, K, V] fp32
     at::Tensor dS_end;
     std::vector<std::int64_t> offsets;
+    GdnSegments segments = {0};  // the same, with what backends keep beside them
 };
 
 /// q, k, v and d_o ~ N(0, 1), beta = sigmoid(N(0, 1)), log decays by options.gates; one seed.

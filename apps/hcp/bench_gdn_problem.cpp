@@ -112,6 +112,7 @@ GdnProblem make_gdn_problem(const BenchGdnOptions& options,
     problem.S_start = at::randn(states);
     problem.dS_end = at::randn(states);
     problem.offsets = offsets;
+    problem.segments = GdnSegments(offsets);
     return problem;
 }
 
@@ -125,7 +126,7 @@ GdnProblem on_device(const GdnProblem& problem, const std::string& device) {
 }
 
 std::shared_ptr<GdnCall> make_call(const GdnVariant& variant, const GdnProblem& problem) {
-    return make_gdn_call(variant.backend, problem.inputs, problem.offsets,
+    return make_gdn_call(variant.backend, problem.inputs, problem.segments,
                          {.summary_floor = GdnOptions::kFastSummary});
 }
 
