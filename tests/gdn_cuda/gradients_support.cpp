@@ -185,8 +185,8 @@ GradientsProblem make_problem(const GradientsCase& wanted) {
     in.v = rounded(normal({tokens, heads, kHeadDim}));
     in.g = make_gates(wanted.gates, {tokens, heads}, generator).to(at::kFloat).to(at::kDouble);
     in.beta = rounded(2 * at::rand({tokens, heads}, generator, at::kDouble));
-    in.beta.slice(0, 0, tokens, 7).fill_(0.0);
-    in.beta.slice(0, 3, tokens, 7).fill_(2.0);
+    in.beta.slice(0, 1, tokens, 7).fill_(0.0);
+    in.beta.slice(0, 4, tokens, 7).fill_(2.0);
     problem.d_o = rounded(normal({tokens, heads, kHeadDim})) * (wanted.has_d_o ? 1.0 : 0.0);
     const double size = wanted.has_states ? 1.0 : 0.0;
     problem.S_start = size * normal({segments, heads, kHeadDim, kHeadDim});

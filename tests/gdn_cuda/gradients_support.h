@@ -25,6 +25,7 @@ struct GradientsCase {
     bool has_d_o = true;
     bool has_states = true;  // start states and gradients of end states
     bool beta_is_bf16 = false;
+    bool heads_first = false;    // g and dg are [heads, tokens] in memory
     std::int64_t poisoned = -1;  // this segment's inputs are NaN
     std::int64_t padding = 0;    // NaN tokens after the last segment
     std::uint32_t clusters = 2;  // at most; fewer than chunks x key heads: some take several

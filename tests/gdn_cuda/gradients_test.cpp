@@ -28,6 +28,7 @@ struct Launch {
     std::vector<float> dg, dbeta;
     Remade remade;
     GradientsParams params = {};
+    bool heads_first;
 
     Launch(const GradientsCase& wanted, const GradientsProblem& problem);
     void run(std::uint32_t clusters, std::uint64_t seed);
@@ -67,14 +68,15 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
       k(bf16_of(problem.inputs.k)),
       d_o(bf16_of(problem.d_o)),
       beta_bf16(bf16_of(problem.inputs.beta)),
-      g(floats_of(problem.inputs.g)),
+      g(floats_of(wanted.heads_first ? problem.inputs.g.t() : problem.inputs.g)),
       beta(floats_of(problem.inputs.beta)),
       dq(q.size(), 0x7fff),
       dk(k.size(), 0x7fff),
       dv(d_o.size(), 0x7fff),
       dg(g.size(), NAN),
       dbeta(g.size(), NAN),
-      remade(remake(problem)) {
+      remade(remake(problem)),
+      heads_first(wanted.heads_first) {
     r_k = floats_of(remade.r_k);
     r_q = floats_of(remade.r_q);
     poison(wanted, problem, *this);
@@ -90,7 +92,9 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.has_d_o = wanted.has_d_o;
     const void* betas = wanted.beta_is_bf16 ? static_cast<const void*>(beta_bf16.data())
                                             : static_cast<const void*>(beta.data());
-    params.gates = {g.data(), heads, 1, betas, heads, 1, wanted.beta_is_bf16};
+    const std::int64_t token_stride = wanted.heads_first ? 1 : heads;
+    const std::int64_t head_stride = wanted.heads_first ? tokens : 1;
+    params.gates = {g.data(), token_stride, head_stride, betas, heads, 1, wanted.beta_is_bf16};
     params.r_k = r_k.data();
     params.r_q = r_q.data();
     params.chunks = remade.chunks.data();
@@ -104,8 +108,10 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.dv = dv.data();
     params.dg = dg.data();
     params.dbeta = dbeta.data();
-    params.dg_token_stride = params.dbeta_token_stride = heads;
-    params.dg_head_stride = params.dbeta_head_stride = 1;
+    params.dg_token_stride = token_stride;
+    params.dg_head_stride = head_stride;
+    params.dbeta_token_stride = heads;
+    params.dbeta_head_stride = 1;
 }
 
 void Launch::run(std::uint32_t clusters, std::uint64_t seed) {
@@ -147,23 +153,26 @@ at::Tensor tensor_of(const std::vector<float>& values, at::IntArrayRef shape) {
 Tensors Launch::results() const {
     const std::int64_t tokens = params.shape.tokens, heads = params.shape.value_heads;
     const std::int64_t key_heads = params.shape.key_heads;
-    return {{"dq", tensor_of(dq, {tokens, key_heads, kHeadDim})},
-            {"dk", tensor_of(dk, {tokens, key_heads, kHeadDim})},
-            {"dv", tensor_of(dv, {tokens, heads, kHeadDim})},
-            {"dg", tensor_of(dg, {tokens, heads})},
-            {"dbeta", tensor_of(dbeta, {tokens, heads})}};
+    return {
+        {"dq", tensor_of(dq, {tokens, key_heads, kHeadDim})},
+        {"dk", tensor_of(dk, {tokens, key_heads, kHeadDim})},
+        {"dv", tensor_of(dv, {tokens, heads, kHeadDim})},
+        {"dg", heads_first ? tensor_of(dg, {heads, tokens}).t() : tensor_of(dg, {tokens, heads})},
+        {"dbeta", tensor_of(dbeta, {tokens, heads})}};
 }
 
-/// Heads whose reference is next to nothing may be off by 1e-6 of the largest. All heads together
-/// where a head has a few numbers only.
-double worst_error(const at::Tensor& x, const at::Tensor& reference) {
+/// Heads whose reference is next to nothing may be off by 1e-6 of the largest. A head's dg is
+/// mostly one sum over all elements of its states, so over few tokens it may happen to be small: it
+/// counts against the heads' mean square where that is larger.
+double worst_error(const std::string& name, const at::Tensor& x, const at::Tensor& reference) {
     const at::Tensor error = (x - reference).transpose(0, 1).flatten(1).norm(2, 1);
     const at::Tensor norm = reference.transpose(0, 1).flatten(1).norm(2, 1);
-    if (x.size(0) < 4 && x.dim() == 2) {
-        return error.norm().item<double>() / std::max(norm.norm().item<double>(), 1e-30);
+    if (x.size(0) < 4 && x.dim() == 2) {  // a head has a few numbers, some of which cancel
+        return error.norm().item<double>() / norm.norm().item<double>();
     }
     const double most = std::max(norm.max().item<double>(), 1e-30);
-    const at::Tensor allowed = norm.clamp_min(1e-4 * most);
+    const double mean = norm.square().mean().sqrt().item<double>();
+    const at::Tensor allowed = norm.clamp_min(name == "dg" ? mean : 1e-4 * most);
     const double worst = (error / allowed).max().item<double>();
     return std::isfinite(worst) ? worst : INFINITY;
 }
@@ -181,13 +190,9 @@ void expect_gradients(const GradientsCase& wanted,
             continue;
         }
         for (const auto& [name, given] : expected) {
-            const double error = worst_error(results.at(name).narrow(0, first, count),
+            const double error = worst_error(name, results.at(name).narrow(0, first, count),
                                              given.first.narrow(0, first, count));
             EXPECT_LE(error, given.second) << wanted.name << ": " << name << ", segment " << s;
-            if (std::getenv("HCP_PRINT_ERRORS") != nullptr) {
-                std::printf("%-28s segment %zu %-5s %.2e\n", wanted.name.c_str(), s, name.c_str(),
-                            error);
-            }
         }
     }
     if (wanted.padding > 0) {
@@ -202,14 +207,16 @@ void expect_gradients(const GradientsCase& wanted,
 class Gradients : public ::testing::TestWithParam<GradientsCase> {};
 
 TEST_P(Gradients, AreThoseOfTheReference) {
-    const GradientsCase& wanted = GetParam();
-    const GradientsProblem problem = make_problem(wanted);
-    Launch launch(wanted, problem);
-    launch.run(wanted.clusters, wanted.seed);
-    const Tensors results = launch.results();
-    expect_gradients(wanted, results, reference_gradients(problem));
-    if (wanted.gates == Gates::kWithReset) {
-        EXPECT_EQ(results.at("dg")[problem.d_o.size(0) / 3].abs().max().item<double>(), 0.0);
+    GradientsCase wanted = GetParam();
+    for (int run = 0; run < 2; ++run, ++wanted.seed) {
+        const GradientsProblem problem = make_problem(wanted);
+        Launch launch(wanted, problem);
+        launch.run(wanted.clusters, wanted.seed);
+        const Tensors results = launch.results();
+        expect_gradients(wanted, results, reference_gradients(problem));
+        if (wanted.gates == Gates::kWithReset) {
+            EXPECT_EQ(results.at("dg")[problem.d_o.size(0) / 3].abs().max().item<double>(), 0.0);
+        }
     }
 }
 
@@ -217,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(
     Cases,
     Gradients,
     ::testing::Values(
-        GradientsCase{.name = "OneToken", .offsets = {0, 1}, .key_heads = 2, .group = 2},
+        GradientsCase{.name = "OneToken", .offsets = {0, 1}, .key_heads = 4, .group = 2},
         GradientsCase{.name = "OneChunk", .offsets = {0, 64}},
         GradientsCase{.name = "ShortChunk", .offsets = {0, 63}, .padding = 3},
         GradientsCase{.name = "ChunkAndToken", .offsets = {0, 65}, .clusters = 1, .seed = 2},
@@ -239,11 +246,16 @@ INSTANTIATE_TEST_SUITE_P(
         GradientsCase{.name = "GroupOfThree", .offsets = {0, 128}, .group = 3, .clusters = 1},
         GradientsCase{.name = "GroupOfFour", .offsets = {0, 90}, .group = 4, .clusters = 1},
         GradientsCase{.name = "GroupOfEight", .offsets = {0, 60}, .group = 8},
-        GradientsCase{.name = "NoDecay", .offsets = {0, 128}, .gates = Gates::kNone, .clusters = 1},
+        GradientsCase{.name = "NoDecay",
+                      .offsets = {0, 128},
+                      .key_heads = 3,
+                      .gates = Gates::kNone,
+                      .clusters = 1},
         GradientsCase{.name = "StrongDecay", .offsets = {0, 120}, .gates = Gates::kStrong},
         GradientsCase{.name = "MixedDecay", .offsets = {0, 128}, .gates = Gates::kMixed},
         GradientsCase{.name = "Reset", .offsets = {0, 128}, .gates = Gates::kWithReset},
         GradientsCase{.name = "UnitKeys", .offsets = {0, 100}, .use_qk_l2norm = false},
+        GradientsCase{.name = "HeadsFirst", .offsets = {0, 70}, .group = 3, .heads_first = true},
         GradientsCase{.name = "NoOutputGradient",
                       .offsets = {0, 70, 134},
                       .group = 2,

@@ -7,6 +7,7 @@
 // last reader has released it.
 
 #include "kernels/gdn/cuda/gradients_erasures.cuh"
+#include "kernels/gdn/cuda/gradients_gates.cuh"
 #include "kernels/gdn/cuda/gradients_producer.cuh"
 #include "kernels/gdn/cuda/gradients_reads.cuh"
 #include "kernels/gdn/cuda/gradients_writes.cuh"

@@ -5,21 +5,9 @@
 
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
+#include "kernels/gdn/cuda/gradients_products.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
-
-/// T^T as operand A, in bf16. Blocks of T above the diagonal are not read.
-HCP_DEVICE void load_inverse_transposed(uint32_t (&a)[4][4], uint32_t tile, const Place& at) {
-#pragma unroll
-    for (uint32_t step = 0; step < 4; ++step) {
-        device::load_matrix_transposed(a[step], transposed_address(tile, 16 * step, 16 * at.warp));
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const device::Float2 t = device::unpack_f16(a[step][i]);
-            a[step][i] = step >= at.warp ? device::pack_bf16(t.x, t.y) : 0;
-        }
-    }
-}
 
 /// dV = beta dR, through the space of Z.
 HCP_DEVICE void store_value_gradient(const GradientsParams& p,

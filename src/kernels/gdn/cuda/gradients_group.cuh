@@ -3,8 +3,7 @@
 // dq^ and dk^ of the value heads of a key head are summed in fp32 through the shared memory of
 // their blocks: each block leaves its part, and finishes some rows of the sums.
 
-#include "kernels/gdn/cuda/gradients_layout.cuh"
-#include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_fragments.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 

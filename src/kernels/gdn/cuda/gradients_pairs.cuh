@@ -2,8 +2,7 @@
 
 // dP and dN of the gradients kernel from products of pairs of tokens, and their parts of dg.
 
-#include "kernels/gdn/cuda/gradients_layout.cuh"
-#include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_fragments.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 

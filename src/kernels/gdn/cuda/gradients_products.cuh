@@ -1,46 +1,10 @@
 #pragma once
 
-// Products of a warpgroup over the tiles of the gradients kernel, and the register fragments
-// between them. Sums of 64 x 128 or 64 x 64: sums[4 j + e] is row 16 warp + lane / 4 + 8 (e / 2),
-// column 8 j + 2 (lane % 4) + e % 2.
+// Products of a warpgroup over the tiles of the gradients kernel, and T as their operand.
 
-#include "kernels/gdn/cuda/problem.cuh"
+#include "kernels/gdn/cuda/gradients_fragments.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
-
-/// A lane's place in the sums of its warpgroup.
-struct Place {
-    uint32_t warp;  // of the warpgroup
-    uint32_t row;   // the first; the second is 8 below
-    uint32_t pair;  // 2 (lane % 4)
-};
-HCP_DEVICE Place place() {
-    const uint32_t lane = device::lane_index(), warp = device::warp_index() % 4;
-    return {warp, 16 * warp + lane / 4, lane % 4 * 2};
-}
-
-/// Two neighbouring values of a vector over tokens, or the two of this lane's rows.
-HCP_DEVICE device::Float2 pair_at(uint32_t vector, uint32_t token) {
-    return device::load_shared<device::Float2>(vector + 4 * token);
-}
-HCP_DEVICE device::Float2 rows_at(uint32_t vector, const Place& at) {
-    return {device::load_shared<float>(vector + 4 * at.row),
-            device::load_shared<float>(vector + 4 * at.row + 32)};
-}
-
-HCP_DEVICE uint32_t element(uint32_t tile, uint32_t row, uint32_t column) {
-    return tile + column / 64 * kPanelBytes + device::swizzle_128(row * 128 + column % 64 * 2);
-}
-/// What this lane gives to load_matrix and store_matrix for the 16 x 16 block at (row, column).
-HCP_DEVICE uint32_t block_address(uint32_t tile, uint32_t row, uint32_t column) {
-    const uint32_t lane = device::lane_index();
-    return element(tile, row + lane % 16, column + lane / 16 * 8);
-}
-/// The same for the block's transpose.
-HCP_DEVICE uint32_t transposed_address(uint32_t tile, uint32_t row, uint32_t column) {
-    const uint32_t lane = device::lane_index();
-    return element(tile, row + lane % 8 + lane / 16 * 8, column + lane / 8 % 2 * 8);
-}
 
 /// Descriptors of a tile whose columns are contiguous: k along rows, or k along columns.
 HCP_DEVICE uint64_t rows_descriptor(uint32_t tile, uint32_t step) {
@@ -111,69 +75,31 @@ HCP_DEVICE void finish(float (&sums)[Count]) {
     device::keep_registers(sums);
 }
 
-/// The sums as operand A in bf16.
-template <int Steps>
-HCP_DEVICE void pack_operand(uint32_t (&a)[Steps][4], const float (&sums)[8 * Steps]) {
+/// T diag(beta) as operand A, in bf16. Blocks above the diagonal are not read.
+HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, const Place& at) {
 #pragma unroll
-    for (int i = 0; i < 4 * Steps; ++i) {
-        a[i / 4][i % 4] = device::pack_bf16(sums[2 * i], sums[2 * i + 1]);
-    }
-}
-
-HCP_DEVICE void scale_rows(float (&sums)[64], device::Float2 factor) {
+    for (uint32_t step = 0; step < 4; ++step) {
+        device::load_matrix(a[step], block_address(tile, 16 * at.warp, 16 * step));
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        sums[i] *= i % 4 < 2 ? factor.x : factor.y;
-    }
-}
-
-HCP_DEVICE float sum_pairs_of_row(float value) {
-    value += device::shuffle_xor(value, 1);
-    return value + device::shuffle_xor(value, 2);
-}
-/// Dot products of this lane's two rows with those of a tile of bf16, for all four lanes of a row.
-HCP_DEVICE device::Float2 dot_rows(const float (&sums)[64], uint32_t tile, const Place& at) {
-    device::Float2 dot = {0.0F, 0.0F};
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-        uint32_t x[4];
-        device::load_matrix(x, block_address(tile, 16 * at.warp, 16 * step));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const device::Float2 pair = device::unpack_bf16(x[i]);
-            const float* sum = sums + 8 * step + 2 * i;
-            float& total = i % 2 == 0 ? dot.x : dot.y;
-            total += sum[0] * pair.x;
-            total += sum[1] * pair.y;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const device::Float2 t = device::unpack_f16(a[step][i]);
+            const device::Float2 b = pair_at(beta, 16 * step + i / 2 * 8 + at.pair);
+            a[step][i] = step <= at.warp ? device::pack_bf16(t.x * b.x, t.y * b.y) : 0;
         }
     }
-    return {sum_pairs_of_row(dot.x), sum_pairs_of_row(dot.y)};
-}
-HCP_DEVICE void store_rows(uint32_t vector, const Place& at, device::Float2 value) {
-    if (at.pair == 0) {
-        device::store_shared(vector + 4 * at.row, value.x);
-        device::store_shared(vector + 4 * at.row + 32, value.y);
-    }
 }
 
-/// Halves the columns that a lane has, and with them the rows that are still apart.
-template <uint32_t Half>
-HCP_DEVICE void fold_columns(float (&columns)[16]) {
-    const bool upper = (device::lane_index() & (2 * Half)) != 0;
+/// T^T as operand A, in bf16. Blocks of T above the diagonal are not read.
+HCP_DEVICE void load_inverse_transposed(uint32_t (&a)[4][4], uint32_t tile, const Place& at) {
 #pragma unroll
-    for (uint32_t i = 0; i < Half; ++i) {
-        const float given = upper ? columns[i] : columns[i + Half];
-        const float kept = upper ? columns[i + Half] : columns[i];
-        columns[i] = kept + device::shuffle_xor(given, 2 * Half);
+    for (uint32_t step = 0; step < 4; ++step) {
+        device::load_matrix_transposed(a[step], transposed_address(tile, 16 * step, 16 * at.warp));
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const device::Float2 t = device::unpack_f16(a[step][i]);
+            a[step][i] = step >= at.warp ? device::pack_bf16(t.x, t.y) : 0;
+        }
     }
-}
-/// Sums over the rows of a warp: columns[2 j + e] is column 8 j + pair + e. `to`: 64 floats.
-HCP_DEVICE void store_column_sums(float (&columns)[16], uint32_t to) {
-    fold_columns<8>(columns);
-    fold_columns<4>(columns);
-    fold_columns<2>(columns);
-    // Lane 4 j + q has columns 8 j + 2 q and the next.
-    device::store_shared(to + 8 * device::lane_index(), device::Float2{columns[0], columns[1]});
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

@@ -4,6 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
+#include "kernels/gdn/cuda/gradients_products.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 

@@ -4,22 +4,9 @@
 // chunk writes: dec (D dH'^T) + dP^T q^ + dN^T k^.
 
 #include "kernels/gdn/cuda/gradients_group.cuh"
+#include "kernels/gdn/cuda/gradients_products.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
-
-/// T diag(beta) as operand A, in bf16. Blocks above the diagonal are not read.
-HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, const Place& at) {
-#pragma unroll
-    for (uint32_t step = 0; step < 4; ++step) {
-        device::load_matrix(a[step], block_address(tile, 16 * at.warp, 16 * step));
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const device::Float2 t = device::unpack_f16(a[step][i]);
-            const device::Float2 b = pair_at(beta, 16 * step + i / 2 * 8 + at.pair);
-            a[step][i] = step <= at.warp ? device::pack_bf16(t.x * b.x, t.y * b.y) : 0;
-        }
-    }
-}
 
 /// The warp's part of <dH', H>: the diagonal of H^T-rows times dH'^T-rows.
 HCP_DEVICE float multiply_states(const Block& block, const Place& at) {

@@ -1,0 +1,118 @@
+#pragma once
+
+// The warp of the gradients kernel that makes what the gates say and, once the chunk's sums are
+// there, dg.
+
+#include "kernels/gdn/cuda/gradients_fragments.cuh"
+
+namespace hybridcp::gdn::cuda::gradients {
+
+/// The lane's norms of one key head; 0 for tokens beyond the chunk.
+HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
+                                     const Item& item,
+                                     const float* norms) {
+    float norm[2] = {0.0F, 0.0F};
+    for (int i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
+        if (row < item.span.tokens) {
+            const int64_t at = int64_t{item.key_head} * p.shape.tokens + item.span.token + row;
+            norm[i] = p.shape.use_qk_l2norm ? device::load_global(norms + at) : 1.0F;
+        }
+    }
+    return {norm[0], norm[1]};
+}
+
+/// What dg needs of the gates again.
+struct Decay {
+    float all;  // e^B
+    bool floored[2];
+};
+
+HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const Item& item) {
+    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, item.head));
+    const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
+    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + item.parity()),
+                                   ((item.turn >> 1) & 1) ^ 1, kPollNs);
+    const uint32_t to = block.slot(item.turn) + 8 * device::lane_index();
+    const auto store = [to](Vector vector, float first, float second) {
+        device::store_shared(to + vector * kVectorBytes, device::Float2{first, second});
+    };
+    const auto exp2 = [](float x) { return device::exp2_approximate(x); };
+    store(kSum, gates.sum[0], gates.sum[1]);
+    store(kBeta, gates.beta[0], gates.beta[1]);
+    store(kGamma, exp2(gates.sum[0]), exp2(gates.sum[1]));
+    store(kToEnd, exp2(gates.all - gates.sum[0]), exp2(gates.all - gates.sum[1]));
+    store(kKeyNorm, r_k.x, r_k.y);
+    store(kQueryNorm, r_q.x, r_q.y);
+    arrive_warp(block, kGatesFull + item.parity());
+    return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
+}
+
+/// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
+/// before t are added up: taking those after it from the total would cancel where all else is 0.
+HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
+                                     const Block& block,
+                                     const Item& item,
+                                     const Decay& decay) {
+    const uint32_t lane = device::lane_index();
+    device::mbarrier_wait_sleeping(block.barrier(kSumsFull), item.parity(), kPollNs);
+    const device::Float2 reads = pair_at(block.shared + kThroughReads, 2 * lane);
+    const device::Float2 erasures = pair_at(block.shared + kThroughErasures, 2 * lane);
+    const device::Float2 writes = pair_at(block.shared + kThroughWrites, 2 * lane);
+    device::Float2 columns = {0.0F, 0.0F};
+    for (uint32_t i = 0; i < 8; ++i) {
+        const device::Float2 part =
+            pair_at(block.shared + kColumnSums + i * kVectorBytes, 2 * lane);
+        columns = {columns.x + part.x, columns.y + part.y};
+    }
+    float through_state = 0.0F;
+    for (uint32_t warp = 0; warp < 4; ++warp) {
+        through_state += device::load_shared<float>(block.shared + kThroughState + 4 * warp);
+    }
+    const float second = reads.y + erasures.y - columns.y;
+    const float first = reads.x + erasures.x - columns.x;
+    float from_here = first + second, before = writes.x + writes.y;
+    for (uint32_t distance = 1; distance < 32; distance <<= 1) {
+        const float later = device::shuffle_down(from_here, distance);
+        const float earlier = device::shuffle_up(before, distance);
+        from_here += lane + distance < 32 ? later : 0.0F;
+        before += lane >= distance ? earlier : 0.0F;
+    }
+    const float up_to_last = device::shuffle_up(before, 1);
+    arrive_warp(block, kSumsEmpty);
+    before = (lane > 0 ? up_to_last : 0.0F) + decay.all * through_state;
+    const float after = device::shuffle_down(from_here, 1);
+    const float gradient[2] = {from_here + before,
+                               (lane < 31 ? after : 0.0F) + second + before + writes.x};
+    for (int i = 0; i < 2; ++i) {
+        const int32_t row = static_cast<int32_t>(2 * lane) + i;
+        if (row < item.span.tokens) {
+            const int64_t token = int64_t{item.span.token} + row;
+            device::store_global(p.dg + token * p.dg_token_stride + item.head * p.dg_head_stride,
+                                 decay.floored[i] ? 0.0F : gradient[i]);
+        }
+    }
+}
+
+/// The gates run one chunk ahead.
+HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
+    uint32_t turn = 0;
+    if (block.first_item >= block.num_items) {
+        return;
+    }
+    Item item = item_of(p, block, block.first_item, turn);
+    Decay decay = store_gates(p, block, item);
+    for (uint32_t i = block.first_item; i < block.num_items; i += block.item_step) {
+        Item next = item;
+        Decay next_decay = decay;
+        if (i + block.item_step < block.num_items) {
+            next = item_of(p, block, i + block.item_step, ++turn);
+            next_decay = store_gates(p, block, next);
+        }
+        store_decay_gradient(p, block, item, decay);
+        item = next;
+        decay = next_decay;
+    }
+}
+
+}  // namespace hybridcp::gdn::cuda::gradients
