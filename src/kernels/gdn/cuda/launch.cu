@@ -66,17 +66,8 @@ struct Grid {
     uint32_t threads, shared_bytes, cluster;
 };
 
-template <class Params>
-const char* launch(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream) {
-    if (grid.blocks == 0) {
-        return nullptr;
-    }
-    if (const char* error = text(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                      static_cast<int>(grid.shared_bytes)))) {
-        return error;
-    }
-    cudaLaunchAttribute attribute{};
+/// A launch of `grid`, with its cluster in `attribute`.
+cudaLaunchConfig_t config_of(const Grid& grid, cudaLaunchAttribute& attribute, void* stream) {
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {grid.cluster, 1, 1};
     cudaLaunchConfig_t config{};
@@ -86,6 +77,26 @@ const char* launch(void (*kernel)(Params), const Params& params, const Grid& gri
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
     config.numAttrs = 1;
+    return config;
+}
+
+template <class Params>
+const char* allow_shared_memory(void (*kernel)(Params), const Grid& grid) {
+    return text(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(grid.shared_bytes)));
+}
+
+template <class Params>
+const char* launch(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream) {
+    if (grid.blocks == 0) {
+        return nullptr;
+    }
+    if (const char* error = allow_shared_memory(kernel, grid)) {
+        return error;
+    }
+    cudaLaunchAttribute attribute{};
+    const cudaLaunchConfig_t config = config_of(grid, attribute, stream);
     return text(cudaLaunchKernelEx(&config, kernel, params));
 }
 
@@ -231,13 +242,21 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
     p.dbeta = view.dbeta;
     p.dg_token_stride = p.dbeta_token_stride = shape.value_heads;
     p.dg_head_stride = p.dbeta_head_stride = 1;
-    const int64_t group = shape.value_heads / shape.key_heads;
+    const auto group = static_cast<uint32_t>(shape.value_heads / shape.key_heads);
+    // As many clusters as run at once: how many fit depends on how the multiprocessors are grouped.
+    Grid grid = {group, GradientsConfig::kThreads, GradientsConfig::kSharedBytes, group};
+    cudaLaunchAttribute attribute{};
+    int clusters = 0;
+    const cudaLaunchConfig_t config = config_of(grid, attribute, call.stream);
+    if (const char* error =
+            first_of({allow_shared_memory(gradients_entry<GradientsConfig>, grid),
+                      text(cudaOccupancyMaxActiveClusters(
+                          &clusters, gradients_entry<GradientsConfig>, &config))})) {
+        return error;
+    }
     const int64_t items = int64_t{shape.num_chunks} * shape.key_heads;
-    const int64_t clusters = std::min<int64_t>(items, traits.multiprocessors / group);
-    return launch(gradients_entry<GradientsConfig>, p,
-                  {clusters * group, GradientsConfig::kThreads, GradientsConfig::kSharedBytes,
-                   static_cast<uint32_t>(group)},
-                  call.stream);
+    grid.blocks = std::min<int64_t>(items, clusters) * group;
+    return launch(gradients_entry<GradientsConfig>, p, grid, call.stream);
 }
 
 }  // namespace hybridcp::gdn::cuda
