@@ -215,8 +215,6 @@ const char* launch_state_gradient(const CallView& call, const StateGradientView&
 const char* launch_gradients(const CallView& call, const GradientsView& view) {
     GradientsParams p{};
     const Shape& shape = call.shape;
-    DeviceTraits traits{};
-    int device = 0;
     if (const char* error =
             first_of({text(cudaGetDevice(&device)), read_device_traits(device, traits),
                       make_map(p.q, call.q, shape.tokens, shape.key_heads),
