@@ -216,8 +216,7 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
     GradientsParams p{};
     const Shape& shape = call.shape;
     if (const char* error =
-            first_of({text(cudaGetDevice(&device)), read_device_traits(device, traits),
-                      make_map(p.q, call.q, shape.tokens, shape.key_heads),
+            first_of({make_map(p.q, call.q, shape.tokens, shape.key_heads),
                       make_map(p.k, call.k, shape.tokens, shape.key_heads),
                       make_map(p.d_o, view.d_o, shape.tokens, shape.value_heads)})) {
         return error;
