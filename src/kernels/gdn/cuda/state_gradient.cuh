@@ -182,6 +182,11 @@ HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t sc
     item.head = (block >> 1) % p.shape.value_heads;
     item.key_head = item.head / p.shape.group();
     item.piece = load_piece(p.pieces + (block >> 1) / p.shape.value_heads);
+    const Chunk first = device::load_global(p.chunks + item.piece.first_chunk);
+    const Chunk last =
+        device::load_global(p.chunks + item.piece.first_chunk + item.piece.chunks - 1);
+    item.first_token = first.token;
+    item.end_token = last.token + last.tokens;
     item.order = {p.chunks, item.piece.first_chunk, item.piece.chunks, true};
     item.range =
         p.d_states == nullptr

@@ -28,7 +28,7 @@ struct StateGradientParams {
 struct StateGradientLayout {
     static constexpr uint32_t kThreads = 384;
     static constexpr uint32_t kStateGroup = 0, kAuxiliaryGroup = 1;  // the third brings and stores
-    static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 216, kProducerRegisters = 40;
+    static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 208, kProducerRegisters = 56;
 
     static constexpr int kRowStages = 3, kInverseStages = 2, kGradientStages = 3,
                          kProductStages = 2, kGateStages = 4;
@@ -129,12 +129,19 @@ struct StateGradientItem {
     Piece piece;
     WalkOrder order;
     WalkRange range;
+    int32_t first_token, end_token;  // of the segment
     [[nodiscard]] HCP_DEVICE int32_t uses() const { return range.end - range.first; }
     [[nodiscard]] HCP_DEVICE bool is_kept(int32_t use) const {
         return range.first + use >= range.main;
     }
-    [[nodiscard]] HCP_DEVICE int32_t chunk_at(int32_t use) const {
+    [[nodiscard]] HCP_DEVICE int32_t index_at(int32_t use) const {
         return order.chunk_at(range.first + use);
+    }
+    /// Without a load: those of producers must not wait for each other.
+    [[nodiscard]] HCP_DEVICE Chunk chunk_at(int32_t use) const {
+        const int32_t token = first_token + kChunkTokens * (index_at(use) - order.first_chunk);
+        const int32_t left = end_token - token;
+        return {token, left < kChunkTokens ? left : kChunkTokens};
     }
 };
 

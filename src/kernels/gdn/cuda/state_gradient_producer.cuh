@@ -23,8 +23,7 @@ HCP_DEVICE void bring_rows(const StateGradientParams& p,
     const bool leads = device::lane_index() == 0;
     uint32_t landings = 0;
     for (int32_t use = 0; use < item.uses(); ++use) {
-        const int32_t index = item.chunk_at(use);
-        const Chunk chunk = device::load_global(p.chunks + index);
+        const Chunk chunk = item.chunk_at(use);
         const bool is_short = chunk.tokens < kChunkTokens;
         const uint32_t tile = shared.keys(use);
         if (leads) {
@@ -37,7 +36,7 @@ HCP_DEVICE void bring_rows(const StateGradientParams& p,
             }
             shared.inverses.wait_empty_sleeping(use);
             device::mbarrier_arrive_expect(shared.inverses.full(use), kInverseBytes);
-            const int64_t at = int64_t{item.head} * p.shape.num_chunks + index;
+            const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
             device::bulk_load(shared.inverse(use), p.inverses + at * kInverseBytes, kInverseBytes,
                               shared.inverses.full(use));
         }
@@ -62,7 +61,7 @@ HCP_DEVICE void bring_output_gradients(const StateGradientParams& p,
     const bool leads = device::lane_index() == 0;
     uint32_t landings = 0;
     for (int32_t use = 0; use < item.uses(); ++use) {
-        const Chunk chunk = device::load_global(p.chunks + item.chunk_at(use));
+        const Chunk chunk = item.chunk_at(use);
         const bool is_short = chunk.tokens < kChunkTokens;
         if (leads) {
             shared.gradients.wait_empty_sleeping(use);
@@ -123,33 +122,39 @@ HCP_DEVICE void write_factors(const StateGradientShared& shared,
     }
 }
 
+struct RawFactors {
+    RawGates gates;
+    float q_norm[2], k_norm[2];
+};
+HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
+                                   const StateGradientItem& item,
+                                   int32_t use) {
+    const Chunk chunk = item.chunk_at(use < item.uses() ? use : item.uses() - 1);
+    RawFactors raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
+    for (int i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
+        if (row < chunk.tokens) {
+            const int64_t at = int64_t{item.key_head} * p.shape.tokens + chunk.token + row;
+            raw.q_norm[i] = device::load_global(p.q_norms + at);
+            raw.k_norm[i] = device::load_global(p.k_norms + at);
+        }
+    }
+    return raw;
+}
+
 HCP_DEVICE void bring_gates(const StateGradientParams& p,
                             const StateGradientShared& shared,
                             const StateGradientItem& item) {
-    struct Raw {
-        RawGates gates;
-        float q_norm[2], k_norm[2];
-    };
-    const auto load = [&](int32_t use) {
-        const Chunk chunk = device::load_global(p.chunks + item.chunk_at(use));
-        Raw raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
-        for (int i = 0; i < 2; ++i) {
-            const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
-            if (row < chunk.tokens) {
-                const int64_t at = int64_t{item.key_head} * p.shape.tokens + chunk.token + row;
-                raw.q_norm[i] = p.shape.scale * device::load_global(p.q_norms + at);
-                raw.k_norm[i] = device::load_global(p.k_norms + at);
-            }
-        }
-        return raw;
-    };
-    Raw next = load(0);
+    // Two chunks ahead: a load from memory takes longer than a chunk.
+    RawFactors ahead[2] = {load_factors(p, item, 0), load_factors(p, item, 1)};
     for (int32_t use = 0; use < item.uses(); ++use) {
-        const Raw raw = next;
-        next = load(use + 1 < item.uses() ? use + 1 : use);
-        const ChunkGates gates = scan_gates(raw.gates);
+        const RawFactors raw = ahead[0];
+        ahead[0] = ahead[1];
+        ahead[1] = load_factors(p, item, use + 2);
+        const ChunkGates gates = scan_gates(raw.gates, p.gates.beta_is_bf16);
         shared.gates.wait_empty_sleeping(use);
-        write_factors(shared, use, gates, raw.q_norm, raw.k_norm);
+        const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
+        write_factors(shared, use, gates, q_norm, raw.k_norm);
         device::sync_warp();
         if (device::lane_index() == 0) {
             shared.gates.arrive_full(use);
@@ -164,7 +169,7 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
     int32_t kept = 0;
     for (int32_t use = 0; use < item.uses(); ++use) {
         const bool is_kept = item.is_kept(use);
-        const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.chunk_at(use);
+        const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
         if (is_kept) {
             shared.state_copy.wait_full_sleeping(kept);
             device::bulk_store(p.d_states + at * kStateBytes + item.half * 2 * kPanelBytes,
