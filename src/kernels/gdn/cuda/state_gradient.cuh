@@ -28,38 +28,43 @@ class StateGradientChain {
         load_state(state, starts ? p.d_end + offset : nullptr, item.half);
         pack_state(packed, state);
         for (int32_t use = 0; use < item.uses(); ++use) {
-            if (item.is_kept(use)) {
-                keep_state(packed, item.range.first + use - item.range.main);
-            }
-            step(state, packed, use);
+            const int32_t kept = item.is_kept(use) ? item.range.first + use - item.range.main : -1;
+            step(state, packed, use, kept);
         }
+        publish(item.uses(), -1);
         if (item.range.end == item.order.count && p.d_start != nullptr) {
             store_state(state, p.d_start + offset, item.half);
         }
     }
 
   private:
-    HCP_DEVICE void keep_state(const uint32_t (&packed)[8][4], int32_t kept) const {
-        shared_.state_copy.wait_empty(kept);
-        store_packed_state(shared_.state(), packed);
+    /// Hands over what earlier stmatrix wrote: Z of the chunk before `use`, and dH' where it is
+    /// kept. One fence for both; products that run meanwhile hide it.
+    HCP_DEVICE void publish(int32_t use, int32_t kept) const {
         device::fence_proxy_async();
         device::sync_warp();
         if (device::lane_index() == 0) {
-            shared_.state_copy.arrive_full(kept);
+            if (use > 0) {
+                shared_.new_values.arrive_full(use - 1);
+            }
+            if (kept >= 0) {
+                shared_.state_copy.arrive_full(kept);
+            }
         }
     }
 
-    HCP_DEVICE void step(float (&state)[64], uint32_t (&packed)[8][4], int32_t use) const {
+    HCP_DEVICE void step(float (&state)[64],
+                         uint32_t (&packed)[8][4],
+                         int32_t use,
+                         int32_t kept) const {
         float read[32], values[32];
         uint32_t left[4][4], scaled[4][4];
-        shared_.rows.wait_full(use);
-        device::keep_registers(read);
-        for (int i = 0; i < 8; ++i) {
-            device::keep_registers(packed[i]);
+        if (kept >= 0) {
+            shared_.state_copy.wait_empty(kept);
+            store_packed_state(shared_.state(), packed);
         }
-        device::wgmma_fence();
-        multiply_by_keys(read, packed, shared_.keys(use));
-        device::wgmma_commit();
+        issue_read(read, packed, use);
+        publish(use, kept);
         shared_.gates.wait_full(use);
         const float decay = device::load_shared<float>(shared_.gate(use, 0) + Layout::kChunkDecay);
 #pragma unroll
@@ -89,6 +94,17 @@ class StateGradientChain {
         device::keep_registers(state);
         release(use);
         pack_state(packed, state);
+    }
+
+    HCP_DEVICE void issue_read(float (&read)[32], uint32_t (&packed)[8][4], int32_t use) const {
+        shared_.rows.wait_full(use);
+        device::keep_registers(read);
+        for (int i = 0; i < 8; ++i) {
+            device::keep_registers(packed[i]);
+        }
+        device::wgmma_fence();
+        multiply_by_keys(read, packed, shared_.keys(use));
+        device::wgmma_commit();
     }
 
     HCP_DEVICE static void keep(float (&state)[64],
@@ -158,12 +174,10 @@ class StateGradientChain {
             device::store_matrix_transposed(
                 shared_.gradient(use) + offset_ + kTokenStepBytes * step, left[step]);
         }
-        device::fence_proxy_async();
     }
     HCP_DEVICE void release(int32_t use) const {
         device::sync_warp();
         if (device::lane_index() == 0) {
-            shared_.new_values.arrive_full(use);
             shared_.rows.arrive_empty(use);
             shared_.gates.arrive_empty(use);
             shared_.products.arrive_empty(use);

@@ -30,6 +30,8 @@ class StateGradientAuxiliary {
         multiply_queries(scores, use);
         device::wgmma_commit();
         shared_.gates.wait_full(use);
+        ScoreFactors factors;
+        load_factors(factors, use);
         shared_.inverses.wait_full(use);
         load_inverse(left, use);
         multiply_inverse(writes, left, use);
@@ -37,7 +39,7 @@ class StateGradientAuxiliary {
         uint32_t packed[4][4];
         device::wgmma_wait<1>();
         device::keep_registers(scores);
-        mask_scores(packed, scores, use);
+        mask_scores(packed, scores, factors);
         device::sync_warp();
         if (device::lane_index() == 0) {
             shared_.inverses.arrive_empty(use);
@@ -108,51 +110,74 @@ class StateGradientAuxiliary {
         }
     }
 
-    /// This lane's rows of P in bf16, two blocks of 8 columns a block of 16; lower blocks only.
+    /// What makes Q K^T to P: of the blocks before the warp's own by row and column, of its own
+    /// block (two tiles of 8 columns, rows row_ and row_ + 8) by element.
+    struct ScoreFactors {
+        float row[2];
+        device::Float2 column[6];
+        float own[8];
+    };
+    /// While the products run.
+    HCP_DEVICE void load_factors(ScoreFactors& factors, int32_t use) const {
+        const auto pair_at = [&](uint32_t array, uint32_t token) {
+            return device::load_shared<device::Float2>(shared_.gate(use, array) + 4 * token);
+        };
+        const auto at = [&](uint32_t array, uint32_t token) {
+            return device::load_shared<float>(shared_.gate(use, array) + 4 * token);
+        };
+        const uint32_t block_rows = at_.warp == 0 ? 1 : at_.warp;
+#pragma unroll
+        for (uint32_t tile = 0; tile < 6; ++tile) {
+            factors.column[tile] =
+                pair_at(Layout::kColumnFactors + block_rows - 1, 8 * tile + 2 * at_.pair);
+        }
+        device::Float2 sum[2], norm[2];
+#pragma unroll
+        for (uint32_t tile = 0; tile < 2; ++tile) {
+            const uint32_t column = 16 * at_.warp + 8 * tile + 2 * at_.pair;
+            sum[tile] = pair_at(Layout::kSum, column);
+            norm[tile] = pair_at(Layout::kKeyFactor, column);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t row = row_ + 8 * i;
+            factors.row[i] = at(Layout::kRowFactor, row);
+            const float row_sum = at(Layout::kSum, row), query = at(Layout::kQueryFactor, row);
+#pragma unroll
+            for (uint32_t tile = 0; tile < 2; ++tile) {
+                const uint32_t column = 16 * at_.warp + 8 * tile + 2 * at_.pair;
+                const float first = row >= column ? row_sum - sum[tile].x : -INFINITY;
+                const float second = row >= column + 1 ? row_sum - sum[tile].y : -INFINITY;
+                factors.own[4 * tile + 2 * i] =
+                    device::exp2_approximate(first) * query * norm[tile].x;
+                factors.own[4 * tile + 2 * i + 1] =
+                    device::exp2_approximate(second) * query * norm[tile].y;
+            }
+        }
+    }
+
+    /// This lane's rows of P in bf16, two tiles of 8 columns a block of 16; zero above the
+    /// diagonal.
     HCP_DEVICE void mask_scores(uint32_t (&packed)[4][4],
                                 const float (&scores)[32],
-                                int32_t use) const {
-        const uint32_t block_rows = at_.warp == 0 ? 1 : at_.warp;
-        const uint32_t columns =
-            shared_.gate(use, Layout::kColumnFactors + block_rows - 1) + 8 * at_.pair;
-        float row_factor[2];
-        for (uint32_t i = 0; i < 2; ++i) {
-            row_factor[i] = device::load_shared<float>(shared_.gate(use, Layout::kRowFactor) +
-                                                       4 * (row_ + 8 * i));
-        }
-        float diagonal[8];
-        diagonal_factors(diagonal, use);
+                                const ScoreFactors& factors) const {
 #pragma unroll
         for (uint32_t tile = 0; tile < 8; ++tile) {
             const float* score = scores + 4 * tile;
             uint32_t* to = packed[tile >> 1] + 2 * (tile & 1);
             if ((tile >> 1) < at_.warp) {
-                const auto column = device::load_shared<device::Float2>(columns + 32 * tile);
-                to[0] = device::pack_bf16(score[0] * column.x * row_factor[0],
-                                          score[1] * column.y * row_factor[0]);
-                to[1] = device::pack_bf16(score[2] * column.x * row_factor[1],
-                                          score[3] * column.y * row_factor[1]);
+                const device::Float2 column = factors.column[tile < 6 ? tile : 0];
+                to[0] = device::pack_bf16(score[0] * column.x * factors.row[0],
+                                          score[1] * column.y * factors.row[0]);
+                to[1] = device::pack_bf16(score[2] * column.x * factors.row[1],
+                                          score[3] * column.y * factors.row[1]);
             } else if ((tile >> 1) == at_.warp) {
-                const float* factor = diagonal + 4 * (tile & 1);
+                const float* factor = factors.own + 4 * (tile & 1);
                 to[0] = device::pack_bf16(score[0] * factor[0], score[1] * factor[1]);
                 to[1] = device::pack_bf16(score[2] * factor[2], score[3] * factor[3]);
             } else {
                 to[0] = to[1] = 0;
             }
-        }
-    }
-    /// Of this warp's block on the diagonal: two tiles of 8 columns, rows row_ and row_ + 8.
-    HCP_DEVICE void diagonal_factors(float (&factor)[8], int32_t use) const {
-        const auto at = [&](uint32_t array, uint32_t token) {
-            return device::load_shared<float>(shared_.gate(use, array) + 4 * token);
-        };
-#pragma unroll
-        for (uint32_t i = 0; i < 8; ++i) {
-            const uint32_t row = row_ + 8 * ((i >> 1) & 1);
-            const uint32_t column = 16 * at_.warp + 8 * (i >> 2) + 2 * at_.pair + (i & 1);
-            const float sum = at(Layout::kSum, row) - at(Layout::kSum, column);
-            const float decay = device::exp2_approximate(row >= column ? sum : -INFINITY);
-            factor[i] = decay * at(Layout::kQueryFactor, row) * at(Layout::kKeyFactor, column);
         }
     }
 
