@@ -109,7 +109,7 @@ void vary(GdnCase& c, bool decays_at_once, std::size_t variation) {
 
 FusedCase make_case(const Lengths& lengths,
                     std::int64_t group,
-                    std::pair<std::int64_t, std::int64_t> dims,
+                    HeadDims dims,
                     const GdnRegime& regime,
                     std::size_t seed) {
     const auto [K, V] = dims;
@@ -155,6 +155,13 @@ const std::vector<GdnRegime>& gdn_regimes() {
 }
 
 std::vector<FusedCase> fused_cases() {
+    static const std::vector<HeadDims> dims = {{32, 32},  {64, 64}, {128, 128}, {32, 64},
+                                               {128, 64}, {40, 24}, {24, 100},  {100, 40},
+                                               {16, 16},  {5, 7},   {64, 32}};
+    return fused_cases(dims);
+}
+
+std::vector<FusedCase> fused_cases(const std::vector<HeadDims>& dims) {
     static const std::vector<Lengths> lengths = {{{0, 0}, 0},
                                                  {{0, 1}, 0},
                                                  {{0, 2}, 1},
@@ -171,9 +178,6 @@ std::vector<FusedCase> fused_cases() {
                                                  {{0, 33, 66, 66, 66}, 0},
                                                  {{0, 1, 3, 34, 66, 99}, 2},
                                                  {{0, 96}, 1}};
-    static const std::vector<std::pair<std::int64_t, std::int64_t>> dims = {
-        {32, 32},  {64, 64},  {128, 128}, {32, 64}, {128, 64}, {40, 24},
-        {24, 100}, {100, 40}, {16, 16},   {5, 7},   {64, 32}};
     static const std::vector<std::int64_t> groups = {1, 2, 3, 4, 8};
     const auto& regimes = gdn_regimes();
     // The sizes 16, 11, 5, 17 and 7 have no common factors, so that the remainders of the case's

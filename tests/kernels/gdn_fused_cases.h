@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/gdn_support.h"
@@ -24,8 +25,12 @@ struct FusedCase {
     const GdnRegime* regime;
 };
 
+using HeadDims = std::pair<std::int64_t, std::int64_t>;  // K, V
+
 /// Every pair of regime, lengths, head dims, group and variation (strides, states, scale) occurs.
 [[nodiscard]] std::vector<FusedCase> fused_cases();
+/// The same with these head dims only.
+[[nodiscard]] std::vector<FusedCase> fused_cases(const std::vector<HeadDims>& dims);
 /// Segments over several checkpoints of the backward pass, 1000 and 4097 tokens, the largest dims
 /// and groups.
 [[nodiscard]] std::vector<FusedCase> long_fused_cases();

@@ -5,40 +5,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "kernels/gdn_bf16_emulation.h"
 #include "kernels/gdn_fused_cases.h"
+#include "kernels/gdn_fused_check.h"
 #include "kernels/gdn_fused_variants.h"
 
 namespace hybridcp::test {
 namespace {
 
 using at::Tensor;
-
-void expect_exact_zeros(const GdnCase& gdn_case, const Tensors& actual) {
-    const std::int64_t end = gdn_case.offsets.back();
-    for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"}) {
-        const Tensor& x = actual.at(name);
-        EXPECT_EQ(x.narrow(0, end, x.size(0) - end).count_nonzero().item<std::int64_t>(), 0)
-            << name << " of the padding";
-    }
-    const Tensor reset = gdn_case.inputs.g.isinf();
-    EXPECT_EQ(actual.at("dg").masked_select(reset).count_nonzero().item<std::int64_t>(), 0);
-}
-
-/// What stands in the padding must not matter. Strides stay; returns the case as it was.
-GdnCase poison_padding(GdnCase& gdn_case) {
-    GdnCase clean = gdn_case;
-    const std::int64_t end = gdn_case.offsets.back();
-    GdnInputs& in = gdn_case.inputs;
-    clean.inputs.q = in.q.clone();
-    clean.inputs.k = in.k.clone();
-    for (const Tensor* x : {&in.q, &in.k, &in.v, &in.g, &in.beta, &gdn_case.d_o}) {
-        if (x->defined()) {
-            x->narrow(0, end, x->size(0) - end).fill_(std::numeric_limits<float>::quiet_NaN());
-        }
-    }
-    return clean;
-}
 
 void check_fp32(FusedCase problem) {
     GdnCase& gdn_case = problem.gdn_case;
@@ -63,49 +37,6 @@ void check_fp32(FusedCase problem) {
     }
 }
 
-const std::map<std::string, double>& bf16_bars(const GdnRegime& regime) {
-    static const std::map<std::string, double> unit_keys = {
-        {"dk", 6e-3}, {"dbeta", 6e-3}, {"dg", 8e-3}, {"", 5e-3}};
-    static const std::map<std::string, double> correlated = {
-        {"o", 2e-2},    {"S_end", 1e-2}, {"dq", 8e-3},         {"dk", 1.5e-2}, {"dv", 2e-2},
-        {"dg", 1.5e-2}, {"dbeta", 2e-2}, {"dS_start", 1.2e-2}, {"", 2e-2}};
-    return regime.correlated ? correlated : unit_keys;
-}
-
-/// How many comparisons there were, and in how many the yardstick itself missed the bar.
-struct BarCount {
-    int all = 0;
-    int above = 0;
-};
-
-void check_bf16(const FusedCase& problem, BarCount& count) {
-    constexpr double kFp32Rounding = 1e-5;  // where nothing is rounded to bf16
-    GdnCase gdn_case = with_dtype(problem.gdn_case, at::kBFloat16);
-    SCOPED_TRACE(gdn_case.name);
-    Tensors expected = run_all(GdnBackend::kReference, with_dtype(gdn_case, at::kDouble));
-    split_extreme_rows(gdn_case, expected);
-    const auto yardstick = bf16_yardstick(gdn_case, expected, generated_error);
-    const auto& bars = bf16_bars(*problem.regime);
-    const GdnCase clean = poison_padding(gdn_case);
-    for (const FusedVariant& variant : fused_bf16_variants()) {
-        SCOPED_TRACE(variant.name);
-        Tensors actual = run_all(*variant.make_call(gdn_case), gdn_case);
-        expect_exact_zeros(gdn_case, actual);
-        split_extreme_rows(clean, actual);
-        for (const auto& [name, reference] : expected) {
-            const double error = generated_error(actual.at(name), reference);
-            const double honest = yardstick.at(name);
-            EXPECT_LE(error, 1.5 * honest + kFp32Rounding) << name << ", 1.5 times the emulation";
-            const double bar = bars.contains(name) ? bars.at(name) : bars.at("");
-            count.all += 1;
-            count.above += honest > bar ? 1 : 0;
-            if (honest <= bar) {
-                EXPECT_LE(error, bar) << name << ", the emulation's is " << honest;
-            }
-        }
-    }
-}
-
 TEST(GdnFused, GeneratedFp32) {
     const auto cases = fused_cases();
     EXPECT_GE(cases.size(), 300U);
@@ -126,12 +57,12 @@ TEST(GdnFused, GeneratedBf16) {
     for (std::size_t n = cases.size() * 2 / 3; n < cases.size(); ++n) {  // all of each table
         const GdnCase& c = cases[n].gdn_case;
         if (cases[n].regime->bf16 && c.d_o.defined() && c.options.scale != 0.0) {
-            check_bf16(cases[n], count);
+            check_bf16(cases[n], fused_bf16_variants(), count);
         }
     }
     for (const FusedCase& problem : long_fused_cases()) {
         if (problem.gdn_case.offsets.back() < 4000) {  // the emulation would be slow
-            check_bf16(problem, count);
+            check_bf16(problem, fused_bf16_variants(), count);
         }
     }
     // Honest bf16 misses the bars by luck where few numbers make up a tensor, and nowhere else.

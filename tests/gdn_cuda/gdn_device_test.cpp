@@ -1,0 +1,332 @@
+// The Hopper backend on a GPU (built with HCP_CUDA; tools/gpu_check.sh): generated problems against
+// the fp64 recurrence, long sequences, and what must hold exactly.
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "hybridcp/error.h"
+#include "kernels/gdn_fused_check.h"
+
+namespace hybridcp::test {
+namespace {
+
+using at::Tensor;
+
+Tensor on_gpu(const Tensor& x) {
+    if (!x.defined()) {
+        return x;
+    }
+    // Strides are part of a case.
+    const Tensor storage = at::empty_strided(x.sizes(), x.strides(), x.options().device(at::kCUDA));
+    storage.copy_(x);
+    return storage;
+}
+
+GdnCase on_gpu(const GdnCase& gdn_case) {
+    GdnCase moved = gdn_case;
+    GdnInputs& in = moved.inputs;
+    for (Tensor* x :
+         {&in.q, &in.k, &in.v, &in.g, &in.beta, &moved.S_start, &moved.d_o, &moved.dS_end}) {
+        *x = on_gpu(*x);
+    }
+    in.g = in.g.to(at::kFloat);
+    return moved;
+}
+
+std::shared_ptr<GdnCall> make_gpu_call(const GdnCase& on_device) {
+    return make_gdn_call(GdnBackend::kFused, on_device.inputs, on_device.offsets,
+                         on_device.options);
+}
+
+/// A call on the GPU whose arguments and results are on the CPU.
+class GpuCall final : public GdnCall {
+  public:
+    explicit GpuCall(const GdnCase& gdn_case) : call_(make_gpu_call(on_gpu(gdn_case))) {}
+    [[nodiscard]] const std::vector<bool>* independent() const override {
+        return call_->independent();
+    }
+    [[nodiscard]] GdnSummary summary() override {
+        const GdnSummary result = call_->summary();
+        return {result.S.cpu(), result.M.cpu()};
+    }
+    [[nodiscard]] GdnOutput forward(const Tensor& S_start) override {
+        const GdnOutput result = call_->forward(on_gpu(S_start));
+        return {result.o.cpu(), result.S_end.cpu()};
+    }
+    [[nodiscard]] Tensor gradient_summary(const Tensor& d_o) override {
+        return call_->gradient_summary(on_gpu(d_o)).cpu();
+    }
+    void release_intermediates() override { call_->release_intermediates(); }
+    [[nodiscard]] GdnGradients backward(const Tensor& d_o, const Tensor& dS_end) override {
+        const GdnGradients x = call_->backward(on_gpu(d_o), on_gpu(dS_end));
+        return {x.dq.cpu(), x.dk.cpu(), x.dv.cpu(), x.dg.cpu(), x.dbeta.cpu(), x.dS_start.cpu()};
+    }
+
+  private:
+    std::shared_ptr<GdnCall> call_;
+};
+
+std::vector<FusedVariant> gpu_variant() {
+    return {{"cuda", [](const GdnCase& gdn_case) -> std::shared_ptr<GdnCall> {
+                 return std::make_shared<GpuCall>(gdn_case);
+             }}};
+}
+
+GdnCase bf16_case(const std::vector<std::int64_t>& offsets,
+                  std::int64_t key_heads,
+                  std::int64_t value_heads,
+                  std::uint64_t seed) {
+    return with_dtype(
+        generated_case({offsets, offsets.back(), key_heads, value_heads, 128, 128}, seed),
+        at::kBFloat16);
+}
+
+Tensors on_cpu(const Tensors& tensors) {
+    Tensors moved;
+    for (const auto& [name, x] : tensors) {
+        moved[name] = x.cpu();
+    }
+    return moved;
+}
+
+void expect_identical(const Tensors& actual, const Tensors& expected) {
+    for (const auto& [name, x] : expected) {
+        EXPECT_TRUE(at::equal(actual.at(name), x)) << name;
+    }
+}
+
+constexpr int kShards = 12;
+
+class GdnOnGpu : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Shards, GdnOnGpu, ::testing::Range(0, kShards));
+
+TEST_P(GdnOnGpu, GeneratedCases) {
+    const auto cases = fused_cases({{128, 128}});
+    BarCount count;
+    for (std::size_t n = static_cast<std::size_t>(GetParam()); n < cases.size(); n += kShards) {
+        const GdnCase& c = cases[n].gdn_case;
+        if (cases[n].regime->bf16 && c.d_o.defined() && c.options.scale != 0.0) {
+            check_bf16(cases[n], gpu_variant(), count);
+        }
+    }
+    EXPECT_LE(count.above, count.all / 6) << count.all;
+}
+
+/// One head of a long sequence in fp64, piece by piece: S forward, dS backward.
+Tensors long_reference(const GdnCase& gdn_case, std::int64_t head) {
+    constexpr std::int64_t kPiece = 512;
+    const GdnInputs& in = gdn_case.inputs;
+    const std::int64_t tokens = in.q.size(0), group = in.v.size(1) / in.q.size(1);
+    const auto part = [&](const Tensor& x, std::int64_t which, std::int64_t begin) {
+        return x.narrow(0, begin, std::min(kPiece, tokens - begin))
+            .narrow(1, which, 1)
+            .to(at::kDouble);
+    };
+    std::vector<std::shared_ptr<GdnCall>> calls;
+    std::vector<Tensor> o;
+    Tensor state = gdn_case.S_start.narrow(1, head, 1).to(at::kDouble);
+    for (std::int64_t begin = 0; begin < tokens; begin += kPiece) {
+        const std::int64_t length = std::min(kPiece, tokens - begin);
+        calls.push_back(make_gdn_call(
+            GdnBackend::kReference,
+            {part(in.q, head / group, begin), part(in.k, head / group, begin),
+             part(in.v, head, begin), part(in.g, head, begin), part(in.beta, head, begin)},
+            GdnSegments({0, length}), gdn_case.options));
+        const GdnOutput output = calls.back()->forward(state);
+        o.push_back(output.o);
+        state = output.S_end;
+    }
+    Tensors result{{"o", at::cat(o)}, {"S_end", state}};
+    Tensor d_state = gdn_case.dS_end.narrow(1, head, 1).to(at::kDouble);
+    std::vector<Tensor> dv(calls.size()), dg(calls.size()), dbeta(calls.size()), dq(calls.size()),
+        dk(calls.size());
+    for (std::size_t i = calls.size(); i-- > 0;) {
+        const GdnGradients x = calls[i]->backward(
+            part(gdn_case.d_o, head, static_cast<std::int64_t>(i) * kPiece), d_state);
+        d_state = x.dS_start;
+        dv[i] = x.dv;
+        dg[i] = x.dg;
+        dbeta[i] = x.dbeta;
+        dq[i] = x.dq;
+        dk[i] = x.dk;
+        calls[i].reset();
+    }
+    result["dS_start"] = d_state;
+    result["dv"] = at::cat(dv);
+    result["dg"] = at::cat(dg);
+    result["dbeta"] = at::cat(dbeta);
+    result["dq"] = at::cat(dq);  // of this value head alone
+    result["dk"] = at::cat(dk);
+    return result;
+}
+
+void check_long(std::int64_t tokens, const std::string& gates) {
+    SCOPED_TRACE(fmt::format("{} tokens, gates {}", tokens, gates));
+    GdnCase gdn_case = bf16_case({0, tokens}, 8, 16, 3);
+    gdn_case.inputs.g = at::log_sigmoid(at::randn(gdn_case.inputs.g.sizes())) / 16;
+    if (gates == "zero25") {
+        gdn_case.inputs.g.narrow(1, 0, 4).zero_();
+    }
+    const Tensors actual = run_all(*gpu_variant()[0].make_call(gdn_case), gdn_case);
+    // Both value heads of two key heads, so that dq and dk are whole.
+    std::vector<Tensors> heads(4);
+    const std::vector<std::int64_t> chosen = {0, 1, 14, 15};
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        threads.emplace_back([&, i] { heads[i] = long_reference(gdn_case, chosen[i]); });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    const std::map<std::string, double> bars{{"dk", 6e-3}, {"dbeta", 6e-3}, {"dg", 8e-3}};
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        for (const auto& [name, reference] : heads[i]) {
+            const bool by_key_head = name == "dq" || name == "dk";
+            if (by_key_head && i % 2 == 1) {
+                continue;
+            }
+            const Tensor expected = by_key_head ? reference + heads[i + 1].at(name) : reference;
+            const std::int64_t head = by_key_head ? chosen[i] / 2 : chosen[i];
+            const auto bar = bars.find(name);
+            EXPECT_LE(worst_head_error(actual.at(name).narrow(1, head, 1), expected),
+                      bar == bars.end() ? 5e-3 : bar->second)
+                << name << " of head " << head;
+        }
+    }
+}
+
+TEST(GdnOnGpuLong, Tokens8K) {
+    check_long(8192, "ls16");
+    check_long(8192 - 37, "zero25");
+}
+TEST(GdnOnGpuLong, Tokens32K) {
+    check_long(32768, "ls16");
+    check_long(32768, "zero25");
+}
+TEST(GdnOnGpuLong, Tokens128K) {
+    check_long(131072 + 1, "ls16");
+}
+
+TEST(GdnOnGpuExact, RepeatsAreIdentical) {
+    const GdnCase gdn_case = on_gpu(bf16_case({0, 1000, 1000, 1900}, 4, 8, 5));
+    const Tensors first = run_all(*make_gpu_call(gdn_case), gdn_case);
+    for (int repeat = 0; repeat < 1000; ++repeat) {
+        const Tensors again = run_all(*make_gpu_call(gdn_case), gdn_case);
+        for (const auto& [name, x] : first) {
+            ASSERT_TRUE(at::equal(again.at(name), x)) << name << ", repeat " << repeat;
+        }
+    }
+}
+
+TEST(GdnOnGpuExact, StridesPaddingAndStreams) {
+    const GdnCase plain = bf16_case({0, 130, 299}, 2, 4, 6);
+    const Tensors expected = on_cpu(run_all(*make_gpu_call(on_gpu(plain)), on_gpu(plain)));
+    const GdnCase wide = on_gpu(strided(plain));
+    expect_identical(on_cpu(run_all(*make_gpu_call(wide), wide)), expected);
+    const GdnCase a = on_gpu(plain);
+    Tensors results[2];
+    c10::cuda::device_synchronize();
+    for (auto& result : results) {
+        const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+        result = run_all(*make_gpu_call(a), a);
+    }
+    c10::cuda::device_synchronize();
+    expect_identical(on_cpu(results[0]), expected);
+    expect_identical(on_cpu(results[1]), expected);
+}
+
+TEST(GdnOnGpuExact, GraphsReplayOnNewContents) {
+    const GdnCase first = on_gpu(bf16_case({0, 300}, 2, 4, 7));
+    const GdnCase second = on_gpu(bf16_case({0, 300}, 2, 4, 8));
+    GdnCase live = first;
+    GdnInputs& in = live.inputs;
+    for (Tensor* x :
+         {&in.q, &in.k, &in.v, &in.g, &in.beta, &live.d_o, &live.S_start, &live.dS_end}) {
+        *x = x->clone();
+    }
+    const GdnSegments segments(live.offsets);
+    const auto run = [&] {
+        return run_all(*make_gdn_call(GdnBackend::kFused, in, segments, live.options), live);
+    };
+    (void)run();
+    at::cuda::CUDAGraph graph;
+    Tensors captured;
+    {
+        const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+        c10::cuda::device_synchronize();
+        graph.capture_begin();
+        captured = run();
+        graph.capture_end();
+    }
+    for (const GdnCase* problem : {&second, &first}) {
+        in.q.copy_(problem->inputs.q);
+        in.k.copy_(problem->inputs.k);
+        in.v.copy_(problem->inputs.v);
+        in.g.copy_(problem->inputs.g);
+        in.beta.copy_(problem->inputs.beta);
+        live.d_o.copy_(problem->d_o);
+        live.S_start.copy_(problem->S_start);
+        live.dS_end.copy_(problem->dS_end);
+        graph.replay();
+        c10::cuda::device_synchronize();
+        expect_identical(captured, run_all(*make_gpu_call(*problem), *problem));
+    }
+}
+
+/// A sequence cut anywhere and chained by (S, M) is the whole.
+TEST(GdnOnGpuSummaries, ChainToTheWhole) {
+    for (const double decay : {0.0, -0.05, -2.0, -30.0}) {
+        for (const std::int64_t cut : {64, 100, 1, 1023}) {
+            GdnCase whole = bf16_case({0, 1024}, 2, 4, 9);
+            whole.inputs.g.fill_(decay);
+            const Tensors expected = run_all(*gpu_variant()[0].make_call(whole), whole);
+            GdnCase parts = whole;
+            parts.offsets = {0, cut, 1024};
+            const auto call = gpu_variant()[0].make_call(parts);
+            const GdnSummary summary = call->summary();
+            const Tensor middle = at::matmul(summary.M[0], whole.S_start[0]) + summary.S[0];
+            const GdnOutput output = call->forward(at::stack({whole.S_start[0], middle}));
+            const Tensor dS = call->gradient_summary(whole.d_o);
+            const Tensor d_middle = at::matmul(summary.M[1].mT(), whole.dS_end[0]) + dS[1];
+            const GdnGradients gradients =
+                call->backward(whole.d_o, at::stack({d_middle, whole.dS_end[0]}));
+            SCOPED_TRACE(fmt::format("decay {}, cut {}", decay, cut));
+            constexpr double kBar = 3e-3;
+            EXPECT_LE(worst_head_error(output.o, expected.at("o")), kBar);
+            EXPECT_LE(worst_head_error(output.S_end.narrow(0, 1, 1), expected.at("S_end")), kBar);
+            EXPECT_LE(worst_head_error(gradients.dq, expected.at("dq")), kBar);
+            EXPECT_LE(worst_head_error(gradients.dk, expected.at("dk")), kBar);
+            EXPECT_LE(worst_head_error(gradients.dv, expected.at("dv")), kBar);
+            EXPECT_LE(worst_head_error(gradients.dbeta, expected.at("dbeta")), kBar);
+            EXPECT_LE(worst_head_error(gradients.dS_start.narrow(0, 0, 1), expected.at("dS_start")),
+                      kBar);
+        }
+    }
+}
+
+TEST(GdnOnGpuRefusals, NameWhatIsNotTaken) {
+    const auto message = [](const GdnCase& gdn_case) -> std::string {
+        try {
+            (void)make_gpu_call(on_gpu(gdn_case));
+        } catch (const UsageError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    const GdnCase good = bf16_case({0, 10}, 1, 2, 1);
+    EXPECT_NE(message(with_dtype(good, at::kFloat)).find("bfloat16"), std::string::npos);
+    EXPECT_NE(message(with_dtype(generated_case({{0, 10}, 10, 1, 2, 64, 128}, 1), at::kBFloat16))
+                  .find("head dims of 128"),
+              std::string::npos);
+    EXPECT_NE(message(bf16_case({0, 10}, 1, 9, 1)).find("up to 8 value heads"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace hybridcp::test
