@@ -32,10 +32,6 @@ struct KeyWarpgroup {
 
     HCP_DEVICE void sync() { device::barrier_sync(kKeyBarrier, 128); }
 
-    /// The value for this warp; registers cannot be indexed.
-    HCP_DEVICE float of_warp(float w0, float w1, float w2, float w3) const {
-        return at.warp < 2 ? (at.warp == 0 ? w0 : w1) : (at.warp == 2 ? w2 : w3);
-    }
     HCP_DEVICE void load_rows(uint32_t gates) {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
@@ -51,9 +47,9 @@ struct KeyWarpgroup {
     HCP_DEVICE uint32_t write_diagonal(const TokenDecays& decays) {
         // Blocks of 8 of the warp's block of 16: its first, the one below, its last.
         const float x[6] = {
-            of_warp(kk[0], kk[8], kk[16], kk[24]),  of_warp(kk[1], kk[9], kk[17], kk[25]),
-            of_warp(kk[2], kk[10], kk[18], kk[26]), of_warp(kk[3], kk[11], kk[19], kk[27]),
-            of_warp(kk[6], kk[14], kk[22], kk[30]), of_warp(kk[7], kk[15], kk[23], kk[31])};
+            at.of_warp(kk[0], kk[8], kk[16], kk[24]),  at.of_warp(kk[1], kk[9], kk[17], kk[25]),
+            at.of_warp(kk[2], kk[10], kk[18], kk[26]), at.of_warp(kk[3], kk[11], kk[19], kk[27]),
+            at.of_warp(kk[6], kk[14], kk[22], kk[30]), at.of_warp(kk[7], kk[15], kk[23], kk[31])};
         float held[2] = {1.0F, 1.0F};  // right in the lanes with the diagonal
         if (p.shape.use_qk_l2norm) {
             held[0] = device::rsqrt_approximate((at.odd ? x[1] : x[0]) + kNormEpsilon);
