@@ -108,7 +108,7 @@ class GdnOnGpu : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Shards, GdnOnGpu, ::testing::Range(0, kShards));
 
 TEST_P(GdnOnGpu, GeneratedCases) {
-    const auto cases = fused_cases({{128, 128}});
+    const auto cases = fused_cases({{128, 128}, {128, 128}, {40, 100}, {64, 64}});
     BarCount count;
     for (std::size_t n = static_cast<std::size_t>(GetParam()); n < cases.size(); n += kShards) {
         const GdnCase& c = cases[n].gdn_case;
@@ -322,8 +322,8 @@ TEST(GdnOnGpuRefusals, NameWhatIsNotTaken) {
     };
     const GdnCase good = bf16_case({0, 10}, 1, 2, 1);
     EXPECT_NE(message(with_dtype(good, at::kFloat)).find("bfloat16"), std::string::npos);
-    EXPECT_NE(message(with_dtype(generated_case({{0, 10}, 10, 1, 2, 64, 128}, 1), at::kBFloat16))
-                  .find("head dims of 128"),
+    EXPECT_NE(message(with_dtype(generated_case({{0, 10}, 10, 1, 2, 64, 256}, 1), at::kBFloat16))
+                  .find("head dims up to 128"),
               std::string::npos);
     EXPECT_NE(message(bf16_case({0, 10}, 1, 9, 1)).find("up to 8 value heads"), std::string::npos);
 }

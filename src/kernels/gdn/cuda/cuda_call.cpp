@@ -1,6 +1,7 @@
 // The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
 // the kernels (docs/gdn-cuda.md).
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/from_blob.h>
@@ -35,8 +36,8 @@ void check_support(const Problem& problem) {
         refuse(
             fmt::format("takes bfloat16, not {}", c10::toString(problem.inputs.q.scalar_type())));
     }
-    if (problem.key_dim() != cuda::kHeadDim || problem.value_dim() != cuda::kHeadDim) {
-        refuse(fmt::format("takes head dims of {}, not K = {} and V = {}", cuda::kHeadDim,
+    if (problem.key_dim() > cuda::kHeadDim || problem.value_dim() > cuda::kHeadDim) {
+        refuse(fmt::format("takes head dims up to {}, not K = {} and V = {}", cuda::kHeadDim,
                            problem.key_dim(), problem.value_dim()));
     }
     if (problem.value_heads() / problem.key_heads() > kLargestGroup) {
@@ -52,6 +53,21 @@ void check_support(const Problem& problem) {
         refuse(fmt::format("runs on compute capability 9.0 (Hopper), not {}.{}", device.major,
                            device.minor));
     }
+}
+
+/// Heads of 128 features, as the kernels have them: zeros behind smaller ones change nothing.
+at::Tensor with_whole_rows(const at::Tensor& x) {
+    return x.size(2) == cuda::kHeadDim ? x
+                                       : at::constant_pad_nd(x, {0, cuda::kHeadDim - x.size(2)});
+}
+at::Tensor with_whole_states(const at::Tensor& x) {
+    if (!x.defined()) {
+        return x;
+    }
+    const at::Tensor wide = x.to(at::kFloat);
+    const std::int64_t rows = cuda::kHeadDim - x.size(2), columns = cuda::kHeadDim - x.size(3);
+    return (rows == 0 && columns == 0 ? wide : at::constant_pad_nd(wide, {0, columns, 0, rows}))
+        .contiguous();
 }
 
 /// Rows that the copy engine can read where they are, else a copy.
@@ -73,9 +89,9 @@ class CudaCall final : public GdnCall {
   public:
     explicit CudaCall(Problem problem)
         : problem_(std::move(problem)),
-          q_(with_copyable_rows(problem_.inputs.q)),
-          k_(with_copyable_rows(problem_.inputs.k)),
-          v_(with_copyable_rows(problem_.inputs.v)),
+          q_(with_copyable_rows(with_whole_rows(problem_.inputs.q))),
+          k_(with_copyable_rows(with_whole_rows(problem_.inputs.k))),
+          v_(with_copyable_rows(with_whole_rows(problem_.inputs.v))),
           g_(problem_.inputs.g.to(at::kFloat)),
           beta_(problem_.inputs.beta.scalar_type() == at::kDouble
                     ? problem_.inputs.beta.to(at::kFloat)
@@ -118,12 +134,13 @@ class CudaCall final : public GdnCall {
                                                  .M = floats_of(result.M),
                                                  .floor = summary_floor()}),
                      "summary");
-        return result;
+        return {.S = narrowed(result.S, problem_.value_dim()),
+                .M = narrowed(result.M, problem_.key_dim())};
     }
 
     [[nodiscard]] GdnOutput forward(const at::Tensor& S_start) override {
         check_optional_shape(S_start, "S_start", state_shape());
-        S_start_ = S_start.defined() ? S_start.detach().to(at::kFloat).contiguous() : S_start;
+        S_start_ = with_whole_states(S_start.defined() ? S_start.detach() : S_start);
         GdnOutput result{
             .o = at::empty(v_.sizes(), v_.options().memory_format(at::MemoryFormat::Contiguous)),
             .S_end = new_states()};
@@ -137,6 +154,8 @@ class CudaCall final : public GdnCall {
                                                         .q_norms = floats_of(norms_[0]),
                                                         .k_norms = floats_of(norms_[1])}),
                      "forward");
+        result.o = narrowed_rows(result.o, problem_.value_dim());
+        result.S_end = narrowed(result.S_end, problem_.value_dim());
         return result;
     }
 
@@ -144,26 +163,27 @@ class CudaCall final : public GdnCall {
 
     [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
-        at::Tensor dS = at::zeros(state_shape(), g_.options());
+        at::Tensor dS = new_states().zero_();
         if (!d_o.defined()) {
-            return dS;
+            return narrowed(dS, problem_.value_dim());
         }
         remake();
-        const at::Tensor d_o_rows = with_copyable_rows(d_o.to(at::kBFloat16));
+        const at::Tensor d_o_rows = with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
         cuda::StateGradientView view = state_gradient_view(d_o_rows);
         view.d_start = floats_of(dS);
         view.summary_floor = summary_floor();
         check_launch(cuda::launch_state_gradient(whole_segments(), view), "gradient_summary");
-        return dS;
+        return narrowed(dS, problem_.value_dim());
     }
 
     [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         check_optional_shape(dS_end, "dS_end", state_shape());
         HCP_CHECK(norms_.defined(), "gdn: backward needs forward first");
-        const at::Tensor d_end = dS_end.defined() ? dS_end.to(at::kFloat).contiguous() : dS_end;
-        const at::Tensor d_o_rows = d_o.defined() ? with_copyable_rows(d_o.to(at::kBFloat16))
-                                                  : at::zeros(v_.sizes(), v_.options());
+        const at::Tensor d_end = with_whole_states(dS_end);
+        const at::Tensor d_o_rows = d_o.defined()
+                                        ? with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)))
+                                        : at::zeros(v_.sizes(), v_.options());
         GdnGradients result = new_gradients();
         copy_empty_segments(result.dS_start, d_end);
         remake();
@@ -190,6 +210,10 @@ class CudaCall final : public GdnCall {
                                        .dbeta = floats_of(result.dbeta)};
         check_launch(cuda::launch_gradients(on_stream(), view), "gradients");
         release_intermediates();
+        result.dq = narrowed_rows(result.dq, problem_.key_dim());
+        result.dk = narrowed_rows(result.dk, problem_.key_dim());
+        result.dv = narrowed_rows(result.dv, problem_.value_dim());
+        result.dS_start = narrowed(result.dS_start, problem_.value_dim());
         result.dg = result.dg.to(problem_.inputs.g.scalar_type());
         result.dbeta = result.dbeta.to(problem_.inputs.beta.scalar_type());
         return result;
@@ -263,7 +287,18 @@ class CudaCall final : public GdnCall {
         return {problem_.num_segments(), problem_.value_heads(), problem_.key_dim(),
                 problem_.value_dim()};
     }
-    [[nodiscard]] at::Tensor new_states() const { return at::empty(state_shape(), g_.options()); }
+    /// As the kernels have them, whatever the head dims.
+    [[nodiscard]] at::Tensor new_states() const {
+        return at::empty(
+            {problem_.num_segments(), problem_.value_heads(), cuda::kHeadDim, cuda::kHeadDim},
+            g_.options());
+    }
+    [[nodiscard]] at::Tensor narrowed(const at::Tensor& states, std::int64_t columns) const {
+        return states.narrow(2, 0, problem_.key_dim()).narrow(3, 0, columns).contiguous();
+    }
+    [[nodiscard]] static at::Tensor narrowed_rows(const at::Tensor& x, std::int64_t columns) {
+        return x.narrow(2, 0, columns).contiguous();
+    }
     /// A segment without tokens passes its state on.
     void copy_empty_segments(const at::Tensor& to, const at::Tensor& from) const {
         for (const std::int64_t segment : tables_->empty_segments) {

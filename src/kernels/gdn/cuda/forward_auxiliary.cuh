@@ -19,6 +19,7 @@ struct KeyWarpgroup {
     bool inverse_lent;  // the second warpgroup may still read T
 
     float kk[32];
+    float beta[2], rest[2], gamma[2], r[2];  // of the lane's rows: rest is e^{B - b}, r is r_k
 
     HCP_DEVICE KeyWarpgroup(const ForwardParams& params,
                             const Walk& its_walk,
@@ -31,94 +32,78 @@ struct KeyWarpgroup {
 
     HCP_DEVICE void sync() { device::barrier_sync(kKeyBarrier, 128); }
 
-    /// The value for this warp; registers cannot be indexed.
-    HCP_DEVICE float of_warp(float w0, float w1, float w2, float w3) const {
-        return at.warp < 2 ? (at.warp == 0 ? w0 : w1) : (at.warp == 2 ? w2 : w3);
-    }
-    /// r_k from the diagonal of K K^T, and with it two more factors a token.
-    HCP_DEVICE void write_norms(int i, bool main) {
-        float r[2] = {1.0F, 1.0F};
-        if (p.shape.use_qk_l2norm) {
-            const float even[2] = {of_warp(kk[0], kk[8], kk[16], kk[24]),
-                                   of_warp(kk[6], kk[14], kk[22], kk[30])};
-            const float odd[2] = {of_warp(kk[1], kk[9], kk[17], kk[25]),
-                                  of_warp(kk[7], kk[15], kk[23], kk[31])};
-            r[0] = device::rsqrt_approximate((at.odd ? odd[0] : even[0]) + kNormEpsilon);
-            r[1] = device::rsqrt_approximate((at.odd ? odd[1] : even[1]) + kNormEpsilon);
-        }
-        if (!at.diagonal) {
-            return;
-        }
-        const uint32_t gates = shared.gates(i);
+    HCP_DEVICE void load_rows(uint32_t gates) {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
-            const uint32_t token = at.first_row + 8 * half;
-            const uint32_t to = shared.norms() + 4 * token;
-            device::store_shared(to, r[half]);
-            device::store_shared(
-                to + 256, r[half] * device::load_shared<float>(gates + 4 * (kRestField + token)));
-            device::store_shared(
-                to + 512, r[half] * device::load_shared<float>(gates + 4 * (kGammaField + token)));
-            if (Config::kOutput && main && p.k_norms != nullptr) {
-                store_norm(p.k_norms, walk, p.shape, walk.chunk(i), token, r[half]);
-            }
+            const uint32_t from = gates + 4 * (at.first_row + 8 * half);
+            beta[half] = device::load_shared<float>(from + 4 * kBetaField);
+            rest[half] = device::load_shared<float>(from + 4 * kRestField);
+            gamma[half] = device::load_shared<float>(from + 4 * kGammaField);
         }
     }
 
-    /// diag(beta) S below the diagonal: blocks before the warp's own in fp16, its own in fp32.
-    HCP_DEVICE void write_lower(const TokenDecays& decays, const float (&beta)[2]) {
-        const uint32_t norms = shared.norms();
-        const float row[2] = {beta[0] * device::load_shared<float>(norms + 4 * at.first_row),
-                              beta[1] * device::load_shared<float>(norms + 4 * at.first_row + 32)};
-        device::Float2 own[2], before[6];
-#pragma unroll
-        for (uint32_t t = 0; t < 2; ++t) {
-            own[t] =
-                device::load_shared<device::Float2>(norms + 64 * at.warp + 32 * t + 8 * at.pair);
+    /// r_k from the diagonal of K K^T, and the warp's diagonal blocks of diag(beta) S below the
+    /// diagonal: those of 8 in fp32 to shared memory, what lies below the first as a fragment.
+    HCP_DEVICE uint32_t write_diagonal(const TokenDecays& decays) {
+        // Blocks of 8 of the warp's block of 16: its first, the one below, its last.
+        const float x[6] = {
+            at.of_warp(kk[0], kk[8], kk[16], kk[24]),  at.of_warp(kk[1], kk[9], kk[17], kk[25]),
+            at.of_warp(kk[2], kk[10], kk[18], kk[26]), at.of_warp(kk[3], kk[11], kk[19], kk[27]),
+            at.of_warp(kk[6], kk[14], kk[22], kk[30]), at.of_warp(kk[7], kk[15], kk[23], kk[31])};
+        float held[2] = {1.0F, 1.0F};  // right in the lanes with the diagonal
+        if (p.shape.use_qk_l2norm) {
+            held[0] = device::rsqrt_approximate((at.odd ? x[1] : x[0]) + kNormEpsilon);
+            held[1] = device::rsqrt_approximate((at.odd ? x[5] : x[4]) + kNormEpsilon);
         }
+        if (at.diagonal) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; ++half) {
+                const uint32_t to = shared.norms() + 4 * (at.first_row + 8 * half);
+                device::store_shared(to, held[half]);
+                device::store_shared(to + 256, held[half] * rest[half]);
+            }
+        }
+        const uint32_t holder = 9 * at.pair;  // of row 2 pair
+        device::Float2 column[2];
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            r[half] = device::shuffle(held[half], 4 * at.group + at.group / 2);
+            column[half] = {device::shuffle(held[half], holder),
+                            device::shuffle(held[half], holder + 4)};
+        }
+        const float row[2] = {beta[0] * r[0], beta[1] * r[1]};
+        const uint32_t to = tiles.diagonal_at(at.warp, at.group, 2 * at.pair);
+        constexpr uint32_t kNext = InverseTiles::kRowBytes;
+        device::store_shared(to, row[0] * decays.own[0] * column[0].x * x[0]);
+        device::store_shared(to + kNext, row[0] * decays.own[1] * column[0].y * x[1]);
+        device::store_shared(to + 8 * kNext, row[1] * decays.own[6] * column[1].x * x[4]);
+        device::store_shared(to + 9 * kNext, row[1] * decays.own[7] * column[1].y * x[5]);
+        device::sync_warp();
+        return device::pack_f16(row[1] * decays.own[2] * column[0].x * x[2],
+                                row[1] * decays.own[3] * column[0].y * x[3]);
+    }
+
+    /// diag(beta) S in the blocks before the warp's own.
+    HCP_DEVICE void write_lower(const TokenDecays& decays) {
+        const float far[2] = {beta[0] * r[0] * decays.row[0], beta[1] * r[1] * decays.row[1]};
 #pragma unroll
         for (uint32_t t = 0; t < 6; ++t) {
-            const auto r = device::load_shared<device::Float2>(norms + 32 * t + 8 * at.pair);
-            before[t] = {r.x * decays.column[t].x, r.y * decays.column[t].y};
-        }
-        const float far[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
-#pragma unroll
-        for (uint32_t t = 0; t < 8; ++t) {
-            const float* x = kk + 4 * t;
-            if (t < 2 * at.warp) {
-                const device::Float2 c = before[t < 6 ? t : 0];
+            if (t / 2 < at.warp) {
+                const auto norm =
+                    device::load_shared<device::Float2>(shared.norms() + 32 * t + 8 * at.pair);
+                const device::Float2 c = {norm.x * decays.column[t].x, norm.y * decays.column[t].y};
+                const float* x = kk + 4 * t;
                 const uint32_t to = tiles.lower_at(at.first_row, 8 * t + 2 * at.pair);
                 device::store_shared(to,
                                      device::pack_f16(x[0] * c.x * far[0], x[1] * c.y * far[0]));
                 device::store_shared(to + 8 * InverseTiles::kLowerRowBytes,
                                      device::pack_f16(x[2] * c.x * far[1], x[3] * c.y * far[1]));
-            } else if (t <= 2 * at.warp + 1) {
-                const float* gam = decays.own + 4 * (t & 1);
-                const device::Float2 c = own[t & 1];
-                const uint32_t column = 8 * (t & 1) + 2 * at.pair;
-                const uint32_t to = tiles.diagonal_at(at.warp, at.group, column);
-                constexpr uint32_t kNext = 4 * InverseTiles::kDiagonalStride;
-                device::store_shared(to, row[0] * gam[0] * c.x * x[0]);
-                device::store_shared(to + kNext, row[0] * gam[1] * c.y * x[1]);
-                device::store_shared(to + 32, row[1] * gam[2] * c.x * x[2]);
-                device::store_shared(to + kNext + 32, row[1] * gam[3] * c.y * x[3]);
             }
         }
-        device::sync_warp();
     }
 
-    /// T^T diag(e^{B - b} r_k), rows of the warp: the first operand of X.
-    HCP_DEVICE void load_x_operand(uint32_t (&a)[4][4], const device::Float2 (&factor)[8]) {
-        const uint32_t row = at.lane & 7, matrix = at.lane >> 3;
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-            if (k >= at.warp) {
-                device::load_matrix_transposed(a[k], tiles.at(16 * k + (matrix >> 1) * 8 + row,
-                                                              16 * at.warp + (matrix & 1) * 8));
-            } else {
-                a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
-            }
-        }
+    /// T^T diag(e^{B - b} r_k), rows of the warp: the first operand of X, from T^T.
+    HCP_DEVICE void scale_x_operand(uint32_t (&a)[4][4], const device::Float2 (&factor)[8]) {
 #pragma unroll
         for (uint32_t k = 0; k < 4; ++k) {
 #pragma unroll
@@ -162,10 +147,10 @@ struct KeyWarpgroup {
                                      device::swizzle_128(row * 128 + (32 * j & 127) + right),
                                  words);
         }
-        const uint32_t token = device::thread_index() % 128;
-        if (token < kChunkTokens) {
-            device::store_shared(stage + Config::kTileBytes + 4 * token,
-                                 device::load_shared<float>(shared.norms() + 512 + 4 * token));
+        if (at.pair == 0) {
+            const uint32_t to = stage + Config::kTileBytes + 4 * at.first_row;
+            device::store_shared(to, gamma[0] * r[0]);
+            device::store_shared(to + 32, gamma[1] * r[1]);
         }
         device::fence_proxy_async();
         device::sync_warp();
@@ -195,56 +180,49 @@ struct KeyWarpgroup {
         }
     }
 
-    /// From K K^T to T in shared memory.
-    template <bool Main>
-    HCP_DEVICE void make_inverse(int i) {
+    /// From K K^T to T; its transpose, scaled, is the first operand of X.
+    HCP_DEVICE void make_inverse(uint32_t (&a)[4][4], int i, bool is_read) {
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
         issue_tokens(kk, shared.keys(i), shared.keys(i));
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
         TokenDecays decays;
         decays.load(shared.gates(i), at);
-        const uint32_t betas = shared.gates(i) + 4 * (kBetaField + at.first_row);
-        const float beta[2] = {device::load_shared<float>(betas),
-                               device::load_shared<float>(betas + 32)};
+        load_rows(shared.gates(i));
         device::wgmma_wait<0>();
         device::keep_registers(kk);
         if (inverse_lent) {
             device::barrier_sync(kInverseRead, 256);
-            inverse_lent = false;
         }
-        write_norms(i, Main);
-        sync();
-        if constexpr (Main && Config::kOutput) {
+        inverse_lent = is_read;
+        const uint32_t corner = write_diagonal(decays);
+        if (is_read) {
             device::barrier_arrive(kNormsReady, 256);
         }
-        write_lower(decays, beta);
-        invert_diagonal(tiles, at.warp);
+        invert_diagonal(tiles, at.warp, corner);
+        sync();  // the norms
+        write_lower(decays);
         sync();
-        merge_pairs(tiles, at.warp);
-        sync();
-        merge_halves(tiles, at.warp);
+        finish_column(tiles, at.warp, a);
+        if (is_read) {
+            device::barrier_arrive(kInverseReady, 256);
+        }
     }
 
-    template <bool Main>
     HCP_DEVICE void step(int i) {
-        make_inverse<Main>(i);
+        const bool main = i >= walk.catch_up();
+        uint32_t a[4][4];
+        make_inverse(a, i, Config::kOutput && main);
         device::Float2 factor[8];
 #pragma unroll
         for (uint32_t t = 0; t < 8; ++t) {
             factor[t] =
                 device::load_shared<device::Float2>(shared.norms() + 256 + 32 * t + 8 * at.pair);
         }
-        sync();
-        if constexpr (Main && Config::kOutput) {
-            device::barrier_arrive(kInverseReady, 256);
-            inverse_lent = true;
-        }
-        uint32_t a[4][4];
+        scale_x_operand(a, factor);
         float x[64];
-        load_x_operand(a, factor);
         issue_x(x, a, i);
-        if constexpr (Main && Config::kRemake) {
-            save_inverse(i);
+        if (main) {
+            save_chunk(i);
         }
         wait_stage(i);
         device::wgmma_wait<0>();
@@ -256,14 +234,22 @@ struct KeyWarpgroup {
         write_x(x, i);
         hand_over(i);
     }
+    /// What backward needs, while X is being made.
+    HCP_DEVICE void save_chunk(int i) {
+        if constexpr (Config::kRemake) {
+            sync();
+            save_inverse(i);
+        }
+        if (Config::kOutput && at.pair == 0 && p.k_norms != nullptr) {
+            const Chunk chunk = walk.chunk(i);
+            store_norm(p.k_norms, walk, p.shape, chunk, at.first_row, r[0]);
+            store_norm(p.k_norms, walk, p.shape, chunk, at.first_row + 8, r[1]);
+        }
+    }
 
     HCP_DEVICE void run() {
-        int i = static_cast<int>(shared.rank);
-        for (; i < walk.catch_up(); i += 2) {
-            step<false>(i);
-        }
-        for (; i < walk.count(); i += 2) {
-            step<true>(i);
+        for (int i = static_cast<int>(shared.rank); i < walk.count(); i += 2) {
+            step(i);
         }
         if (inverse_lent) {
             device::barrier_sync(kInverseRead, 256);

@@ -81,7 +81,7 @@ struct ForwardConfig {
     static constexpr uint32_t kUpdatesAt = kStagedAt + kStaged * kStagedBytes;
     static constexpr uint32_t kInverseAt = kUpdatesAt + (kUpdates - 1) * kUpdateStride + kUpdateEnd;
     static constexpr uint32_t kNormsAt = kInverseAt + 9216 + 5376;
-    static constexpr uint32_t kGatesAt = kNormsAt + 3 * 256;
+    static constexpr uint32_t kGatesAt = kNormsAt + 2 * 256;
     static constexpr uint32_t kGateBytes = 2064;
     static constexpr uint32_t kBarriersAt = kGatesAt + kGates * kGateBytes;
 
@@ -144,7 +144,7 @@ struct ForwardShared {
         return base + Config::kGatesAt + i % Config::kGates * Config::kGateBytes;
     }
     HCP_DEVICE uint32_t inverse() const { return base + Config::kInverseAt; }
-    /// r_k, e^{B - b} r_k and gamma r_k of this block's latest own chunk, 64 floats each.
+    /// r_k and e^{B - b} r_k of this block's latest own chunk, 64 floats each.
     HCP_DEVICE uint32_t norms() const { return base + Config::kNormsAt; }
     HCP_DEVICE uint32_t barrier(int index) const { return base + Config::kBarriersAt + 8 * index; }
 

@@ -17,7 +17,8 @@ struct QueryWarpgroup {
     InverseTiles tiles;
 
     float qk[32];
-    uint32_t probabilities[4][4];  // P, the first operand of Y
+    // P, the first operand of Y: blocks before the warp's own (garbage from there on), and its own.
+    uint32_t far[3][4], own[4];
 
     HCP_DEVICE QueryWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
@@ -52,53 +53,65 @@ struct QueryWarpgroup {
     HCP_DEVICE void make_probabilities(const TokenDecays& decays, const float (&r)[2]) {
         const uint32_t norms = shared.norms() + 8 * at.pair;
         const float row[2] = {p.shape.scale * r[0], p.shape.scale * r[1]};
-        const float far[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
+        const float decayed[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
 #pragma unroll
-        for (uint32_t t = 0; t < 8; ++t) {
-            uint32_t* to = &probabilities[t / 2][2 * (t & 1)];
+        for (uint32_t t = 0; t < 6; ++t) {
             const float* x = qk + 4 * t;
-            const auto c = device::load_shared<device::Float2>(norms + 32 * t);
-            if (t < 2 * at.warp) {
-                const device::Float2 gam = decays.column[t < 6 ? t : 0];
-                const device::Float2 f = {c.x * gam.x, c.y * gam.y};
-                to[0] = device::pack_f16(x[0] * f.x * far[0], x[1] * f.y * far[0]);
-                to[1] = device::pack_f16(x[2] * f.x * far[1], x[3] * f.y * far[1]);
-            } else if (t <= 2 * at.warp + 1) {
-                const float* gam = decays.own + 4 * (t & 1);
-                to[0] =
-                    device::pack_f16(x[0] * gam[0] * c.x * row[0], x[1] * gam[1] * c.y * row[0]);
-                to[1] =
-                    device::pack_f16(x[2] * gam[2] * c.x * row[1], x[3] * gam[3] * c.y * row[1]);
-            } else {
-                to[0] = to[1] = 0;
+            const auto norm = device::load_shared<device::Float2>(norms + 32 * t);
+            const device::Float2 c = {norm.x * decays.column[t].x, norm.y * decays.column[t].y};
+            uint32_t* to = &far[t / 2][2 * (t & 1)];
+            to[0] = device::pack_f16(x[0] * c.x * decayed[0], x[1] * c.y * decayed[0]);
+            to[1] = device::pack_f16(x[2] * c.x * decayed[1], x[3] * c.y * decayed[1]);
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < 2; ++t) {
+            const auto c = device::load_shared<device::Float2>(norms + 64 * at.warp + 32 * t);
+            float x[4];
+#pragma unroll
+            for (uint32_t e = 0; e < 4; ++e) {
+                const float* from = qk + 4 * t + e;
+                x[e] = at.of_warp(from[0], from[8], from[16], from[24]) * decays.own[4 * t + e];
             }
+            own[2 * t] = device::pack_f16(x[0] * c.x * row[0], x[1] * c.y * row[0]);
+            own[2 * t + 1] = device::pack_f16(x[2] * c.x * row[1], x[3] * c.y * row[1]);
         }
         device::sync_warp();
     }
 
+    /// y += a block of P times block row k of T, up to the diagonal.
+    template <uint32_t Blocks>
+    HCP_DEVICE void multiply_row(float (&y)[8][4], const uint32_t (&a)[4], uint32_t k) {
+        uint32_t t[Blocks][4];
+#pragma unroll
+        for (uint32_t j = 0; j < Blocks; ++j) {
+            if (j <= k) {
+                device::load_matrix_transposed(t[j], tiles.transposed_at(k, j));
+            }
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < Blocks; ++j) {
+            if (j <= k) {
+                device::mma_f16(y[2 * j], a, {t[j][0], t[j][2]});
+                device::mma_f16(y[2 * j + 1], a, {t[j][1], t[j][3]});
+            }
+        }
+    }
     /// Y = P T, blocks up to the diagonal.
     HCP_DEVICE void multiply(float (&y)[8][4]) {
-        const uint32_t row = at.lane & 7, matrix = at.lane >> 3;
 #pragma unroll
         for (uint32_t j = 0; j < 8; ++j) {
             y[j][0] = y[j][1] = y[j][2] = y[j][3] = 0.0F;
         }
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-            if (k <= at.warp) {
-                uint32_t t[4][4];
-#pragma unroll
-                for (uint32_t j = 0; j <= k; ++j) {
-                    device::load_matrix_transposed(t[j], tiles.at(16 * k + (matrix >> 1) * 8 + row,
-                                                                  16 * j + (matrix & 1) * 8));
-                }
-#pragma unroll
-                for (uint32_t j = 0; j <= k; ++j) {
-                    device::mma_f16(y[2 * j], probabilities[k], {t[j][0], t[j][2]});
-                    device::mma_f16(y[2 * j + 1], probabilities[k], {t[j][1], t[j][3]});
-                }
-            }
+        if (at.warp > 0) {
+            multiply_row<1>(y, far[0], 0);
         }
+        if (at.warp > 1) {
+            multiply_row<2>(y, far[1], 1);
+        }
+        if (at.warp > 2) {
+            multiply_row<3>(y, far[2], 2);
+        }
+        multiply_row<4>(y, own, at.warp);
     }
     HCP_DEVICE void write_y(const float (&y)[8][4], const float (&output_factor)[2], int i) {
         const uint32_t tile = shared.update(i) + Config::kOutputUpdate;

@@ -115,7 +115,7 @@ struct ForwardProducer {
             if (i + 1 < count) {
                 next = load_gates(p.gates, walk.chunk(i + 1), walk.head);
             }
-            const ChunkGates gates = scan_gates(raw, p.gates.beta_is_bf16);
+            const ChunkGates gates = scan_gates(raw);
             shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
             write_gates(shared.gates(i), gates);
             device::sync_warp();

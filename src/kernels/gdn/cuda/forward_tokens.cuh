@@ -45,6 +45,10 @@ struct TokenLane {
         diagonal = pair == group / 2;
         odd = (group & 1) != 0;
     }
+    /// The value for this warp; registers cannot be indexed.
+    [[nodiscard]] HCP_DEVICE float of_warp(float w0, float w1, float w2, float w3) const {
+        return warp < 2 ? (warp == 0 ? w0 : w1) : (warp == 2 ? w2 : w3);
+    }
 };
 
 /// In |x|^2 + epsilon, as the contract has it.

@@ -2,7 +2,7 @@
 
 // The gates of one chunk, by one warp: lane l has tokens 2 l and 2 l + 1.
 
-#include <bit>
+#include <cstring>
 
 #include "kernels/gdn/cuda/problem.cuh"
 
@@ -19,21 +19,30 @@ struct ChunkGates {
     bool floored[2];  // g was at the floor or beyond it: its gradient is 0
 };
 
-/// What the lane's tokens say, as it lies in memory: nothing here waits for the loads, so that they
-/// can run ahead.
+/// What the lane's tokens say, as loaded: scan_gates does the rest, so that loads can run ahead. A
+/// conversion next to a load would wait for it.
 struct RawGates {
     float g[2];
-    uint32_t beta[2];  // bits of bf16 or fp32
+    uint32_t beta[2];  // bits, of a bf16 in the low half
+    bool beta_is_bf16;
 };
 
 HCP_DEVICE uint32_t load_beta(const GateInputs& in, int64_t token, int32_t head) {
     const int64_t at = token * in.beta_token_stride + head * in.beta_head_stride;
-    return in.beta_is_bf16 ? device::load_global(static_cast<const uint16_t*>(in.beta) + at)
-                           : device::load_global(static_cast<const uint32_t*>(in.beta) + at);
+    if (in.beta_is_bf16) {
+        return device::load_global(static_cast<const uint16_t*>(in.beta) + at);
+    }
+    return device::load_global(static_cast<const uint32_t*>(in.beta) + at);
+}
+HCP_DEVICE float beta_of(uint32_t bits, bool is_bf16) {
+    const uint32_t whole = is_bf16 ? bits << 16 : bits;
+    float beta;
+    std::memcpy(&beta, &whole, sizeof beta);
+    return beta;
 }
 
 HCP_DEVICE RawGates load_gates(const GateInputs& in, Chunk chunk, int32_t head) {
-    RawGates raw = {{0.0F, 0.0F}, {0, 0}};
+    RawGates raw = {{0.0F, 0.0F}, {0, 0}, in.beta_is_bf16};
     for (int i = 0; i < 2; ++i) {
         const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
         if (row < chunk.tokens) {
@@ -47,14 +56,13 @@ HCP_DEVICE RawGates load_gates(const GateInputs& in, Chunk chunk, int32_t head) 
 }
 
 /// All 32 lanes call. Tokens beyond the chunk do not decay.
-HCP_DEVICE ChunkGates scan_gates(const RawGates& raw, bool beta_is_bf16) {
+HCP_DEVICE ChunkGates scan_gates(const RawGates& raw) {
     ChunkGates gates;
     float log2_decay[2];
     for (int i = 0; i < 2; ++i) {
         gates.floored[i] = raw.g[i] <= kLogDecayFloor;
         log2_decay[i] = (gates.floored[i] ? kLogDecayFloor : raw.g[i]) * kLog2E;
-        gates.beta[i] =
-            beta_is_bf16 ? device::unpack_bf16(raw.beta[i]).x : std::bit_cast<float>(raw.beta[i]);
+        gates.beta[i] = beta_of(raw.beta[i], raw.beta_is_bf16);
     }
     float sum = log2_decay[0] + log2_decay[1];
 #pragma unroll

@@ -29,8 +29,7 @@ struct Decay {
 };
 
 HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const Item& item) {
-    const ChunkGates gates =
-        scan_gates(load_gates(p.gates, item.span, item.head), p.gates.beta_is_bf16);
+    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, item.head));
     const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
     device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + item.parity()),
                                    ((item.turn >> 1) & 1) ^ 1, kPollNs);

@@ -1,19 +1,18 @@
 #pragma once
 
-// T = (I + L)^-1 for a strictly lower L of 64 x 64, by one warpgroup: blocks of 16 by substitution
-// in fp32, then 16 to 32 to 64 by fp16 products, T_10 = -T_11 L_10 T_00. Off-diagonal blocks above
-// the diagonal are left undefined.
+// T = (I + L)^-1 for a strictly lower L of 64 x 64, by one warpgroup: blocks of 8 by substitution
+// in fp32, the rest by fp16 products of blocks. Warp w makes diagonal block w of 16, and then, from
+// all those, block column w. Off-diagonal blocks above the diagonal are left undefined.
 
 #include "kernels/gdn/cuda/problem.cuh"
 
 namespace hybridcp::gdn::cuda {
 
-/// Shared memory of the inverse: T in fp16 with padded rows, then rows 16 to 63 of L in fp16. While
-/// a warp solves its diagonal block, that block of L in fp32 lies in the warp's rows of T.
+/// Shared memory of the inverse: T in fp16 with padded rows, then rows 16 to 63 of L in fp16. The
+/// fp32 blocks of 8 wait in blocks of T that are not defined yet, or never.
 struct InverseTiles {
     static constexpr uint32_t kRowBytes = 144;
     static constexpr uint32_t kLowerRowBytes = 112;
-    static constexpr uint32_t kDiagonalStride = 20;  // floats from one column to the next
     static constexpr uint32_t kBytes = 64 * kRowBytes + 48 * kLowerRowBytes;
 
     uint32_t base;
@@ -24,104 +23,131 @@ struct InverseTiles {
     HCP_DEVICE uint32_t lower_at(uint32_t row, uint32_t column) const {
         return base + 64 * kRowBytes + (row - 16) * kLowerRowBytes + 2 * column;
     }
-    /// Element of warp `block`'s diagonal block, stored by columns.
+    /// Element of the diagonal blocks of 8 of warp `block`: columns 0 to 7 are the first's.
     HCP_DEVICE uint32_t diagonal_at(uint32_t block, uint32_t row, uint32_t column) const {
-        return base + block * 16 * kRowBytes + 4 * (column * kDiagonalStride + row);
+        return at(16 * block + column, block < 3 ? 48 : 0) + 4 * row;
+    }
+    /// Address for a transposing load or store of a 16 x 16 block of T, which is then T's transpose
+    /// as the first operand of a product.
+    HCP_DEVICE uint32_t transposed_at(uint32_t block_row, uint32_t block_column) const {
+        const uint32_t lane = device::lane_index();
+        return at(16 * block_row + (lane >> 4) * 8 + (lane & 7), 16 * block_column + (lane & 8));
     }
 };
 
-/// This warp's diagonal block, one column a lane (twice); all 32 lanes call after a sync_warp.
-HCP_DEVICE void invert_diagonal(const InverseTiles& tiles, uint32_t warp) {
-    const uint32_t lane = device::lane_index(), column = lane & 15;
-    float x[16];
-#pragma unroll
-    for (uint32_t row = 0; row < 16; ++row) {
-        x[row] = row == column ? 1.0F : 0.0F;
-    }
-#pragma unroll
-    for (int k = 0; k < 15; ++k) {
-#pragma unroll
-        for (int quad = (k + 1) / 4; quad < 4; ++quad) {
-            const auto l = device::load_shared<device::Float4>(
-                tiles.diagonal_at(warp, static_cast<uint32_t>(4 * quad), static_cast<uint32_t>(k)));
-            if (4 * quad > k) {
-                x[4 * quad] -= l.x * x[k];
-            }
-            if (4 * quad + 1 > k) {
-                x[4 * quad + 1] -= l.y * x[k];
-            }
-            if (4 * quad + 2 > k) {
-                x[4 * quad + 2] -= l.z * x[k];
-            }
-            if (4 * quad + 3 > k) {
-                x[4 * quad + 3] -= l.w * x[k];
-            }
-        }
-    }
-    device::sync_warp();  // the block of L makes room
-    const uint32_t half = lane >= 16 ? 8 : 0;
-    const uint32_t to = tiles.at(16 * warp + half, 16 * warp + column);
+/// Solves this warp's two diagonal blocks of 8, one column a lane (twice), into T. All lanes call.
+HCP_DEVICE void substitute(const InverseTiles& tiles, uint32_t warp) {
+    const uint32_t lane = device::lane_index(), column = lane & 15, own = lane & 7;
+    float x[8];
 #pragma unroll
     for (uint32_t row = 0; row < 8; ++row) {
-        const float value = half == 0 ? x[row] : x[row + 8];
+        x[row] = row == own ? 1.0F : 0.0F;
+    }
+    device::Float4 low[3], high[7];
+#pragma unroll
+    for (uint32_t k = 0; k < 7; ++k) {
+        const uint32_t from = tiles.diagonal_at(warp, 0, (column & 8) + k);
+        if (k < 3) {
+            low[k] = device::load_shared<device::Float4>(from);
+        }
+        high[k] = device::load_shared<device::Float4>(from + 16);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 7; ++k) {
+        const float l[8] = {0.0F,
+                            k < 1 ? low[k < 3 ? k : 0].y : 0.0F,
+                            k < 2 ? low[k < 3 ? k : 0].z : 0.0F,
+                            k < 3 ? low[k < 3 ? k : 0].w : 0.0F,
+                            high[k].x,
+                            high[k].y,
+                            high[k].z,
+                            high[k].w};
+#pragma unroll
+        for (uint32_t row = k + 1; row < 8; ++row) {
+            x[row] -= l[row] * x[k];
+        }
+    }
+    const bool second = lane >= 16;  // stores rows 4 to 7
+    const uint32_t to = tiles.at(16 * warp + (column & 8) + (second ? 4 : 0), 16 * warp + column);
+#pragma unroll
+    for (uint32_t row = 0; row < 4; ++row) {
+        const float value = second ? x[row + 4] : x[row];
         device::store_shared(to + row * InverseTiles::kRowBytes,
                              static_cast<uint16_t>(device::pack_f16(value, 0.0F)));
     }
+    device::sync_warp();
 }
 
-/// Registers of -d as the second operand of the next product.
-HCP_DEVICE void negate_transposed(const float (&d)[4], uint32_t (&b)[2]) {
-    b[0] = device::transpose_matrix(device::pack_f16(-d[0], -d[1]));
-    b[1] = device::transpose_matrix(device::pack_f16(-d[2], -d[3]));
-}
-HCP_DEVICE void store_block(const float (&d)[4], uint32_t to) {
-    device::store_shared(to, device::pack_f16(d[0], d[1]));
-    device::store_shared(to + 8 * InverseTiles::kRowBytes, device::pack_f16(d[2], d[3]));
-}
-
-/// 16 to 32: two pairs of blocks, a warp makes 8 columns of one.
-HCP_DEVICE void merge_pairs(const InverseTiles& tiles, uint32_t warp) {
-    const uint32_t lane = device::lane_index(), row = lane & 15, right = (lane >> 4) * 8;
-    const uint32_t pair = 32 * (warp >> 1), column = pair + 8 * (warp & 1);
-    uint32_t lower[4], below[4], b[2];
-    device::load_matrix(lower, tiles.lower_at(pair + 16 + row, pair + right));
-    device::load_matrix_transposed(b, tiles.at(pair + row, column));
-    device::load_matrix(below, tiles.at(pair + 16 + row, pair + 16 + right));
+/// Diagonal block `warp` of T from its blocks of 8 and what lies below the first: `corner` is that
+/// part of L in fp16, as a fragment. After a sync_warp behind the stores to diagonal_at.
+HCP_DEVICE void invert_diagonal(const InverseTiles& tiles, uint32_t warp, uint32_t corner) {
+    substitute(tiles, warp);
+    const uint32_t at = 16 * warp, row = device::lane_index() & 7;
+    uint32_t first[1], second[1];
+    device::load_matrix_transposed(first, tiles.at(at + row, at));
+    device::load_matrix(second, tiles.at(at + 8 + row, at + 8));
+    // Transposed, so that a result is the first operand of the next product.
     float d[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
-    device::mma_f16(d, lower, b);
-    negate_transposed(d, b);
-    device::mma_f16(e, below, b);
-    store_block(e, tiles.at(pair + 16 + lane / 4, column + 2 * (lane & 3)));
+    device::mma_f16(d, {first[0], 0, 0, 0}, {corner, 0});
+    device::mma_f16(e, {device::pack_f16(-d[0], -d[1]), 0, 0, 0}, {second[0], 0});
+    device::store_matrix_transposed(tiles.at(at + 8 + row, at), {device::pack_f16(e[0], e[1])});
 }
 
-/// 32 to 64: a warp makes 8 columns.
-HCP_DEVICE void merge_halves(const InverseTiles& tiles, uint32_t warp) {
-    const uint32_t lane = device::lane_index(), row = lane & 15, right = (lane >> 4) * 8;
-    uint32_t t[4], a00[4], a01[4], a10[4], a11[4];
-    device::load_matrix_transposed(t, tiles.at(lane, 8 * warp));
-    device::load_matrix(a00, tiles.lower_at(32 + row, right));
-    device::load_matrix(a01, tiles.lower_at(32 + row, 16 + right));
-    device::load_matrix(a10, tiles.lower_at(48 + row, right));
-    device::load_matrix(a11, tiles.lower_at(48 + row, 16 + right));
-    const bool above = warp >= 2;  // rows 0 to 15 are not defined there
-    uint32_t b0[2] = {above ? 0 : t[0], above ? 0 : t[1]}, b1[2] = {t[2], t[3]};
-    float d0[4] = {0, 0, 0, 0}, d1[4] = {0, 0, 0, 0};
-    device::mma_f16(d0, a00, b0);
-    device::mma_f16(d1, a10, b0);
-    device::mma_f16(d0, a01, b1);
-    device::mma_f16(d1, a11, b1);
-    device::load_matrix(a00, tiles.at(32 + row, 32 + right));
-    device::load_matrix(a10, tiles.at(48 + row, 32 + right));
-    device::load_matrix(a11, tiles.at(48 + row, 48 + right));
-    negate_transposed(d0, b0);
-    negate_transposed(d1, b1);
-    float e0[4] = {0, 0, 0, 0}, e1[4] = {0, 0, 0, 0};
-    device::mma_f16(e0, a00, b0);
-    device::mma_f16(e1, a10, b0);
-    device::mma_f16(e1, a11, b1);
-    const uint32_t to = tiles.at(32 + lane / 4, 8 * warp + 2 * (lane & 3));
-    store_block(e0, to);
-    store_block(e1, to + 16 * InverseTiles::kRowBytes);
+/// A 16 x 16 result as the first operand of the next product.
+HCP_DEVICE void pack_block(uint32_t (&to)[4], const float (&d)[2][4], float sign) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+        to[x] = device::pack_f16(sign * d[x >> 1][2 * (x & 1)], sign * d[x >> 1][2 * (x & 1) + 1]);
+    }
+}
+/// d += a B^T for a block B of 16 x 16 as load_matrix gives it from rows_at.
+HCP_DEVICE void multiply_block(float (&d)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    device::mma_f16(d[0], a, {b[0], b[1]});
+    device::mma_f16(d[1], a, {b[2], b[3]});
+}
+
+/// Block column `warp` of T from its diagonal blocks and L: t[k] is block (k, warp) transposed, 0
+/// above the diagonal; also stored. T_iw = -T_ii (L_iw T_ww + .. + L_i,i-1 T_i-1,w).
+HCP_DEVICE void finish_column(const InverseTiles& tiles, uint32_t warp, uint32_t (&t)[4][4]) {
+    const uint32_t lane = device::lane_index();
+    const uint32_t row = (lane >> 4) * 8 + (lane & 7), column = lane & 8;
+    uint32_t own[4], lower[4][3][4], diagonal[4][4];
+    float sum[4][2][4];
+    device::load_matrix_transposed(own, tiles.transposed_at(warp, warp));
+#pragma unroll
+    for (uint32_t i = 1; i < 4; ++i) {
+#pragma unroll
+        for (uint32_t k = 0; k < i; ++k) {
+            device::load_matrix(lower[i][k], tiles.lower_at(16 * i + row, 16 * k + column));
+        }
+        device::load_matrix(diagonal[i], tiles.at(16 * i + row, 16 * i + column));
+    }
+#pragma unroll
+    for (int x = 0; x < 32; ++x) {
+        sum[x >> 3][x >> 2 & 1][x & 3] = 0.0F;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+        if (k > 0 && k > warp) {
+            uint32_t a[4];
+            float e[2][4] = {};
+            pack_block(a, sum[k], -1.0F);
+            multiply_block(e, a, diagonal[k]);
+            pack_block(t[k], e, 1.0F);
+            device::store_matrix_transposed(tiles.transposed_at(k, warp), t[k]);
+        } else {
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                t[k][x] = k == warp ? own[x] : 0;
+            }
+        }
+        if (k >= warp) {
+#pragma unroll
+            for (uint32_t i = k + 1; i < 4; ++i) {
+                multiply_block(sum[i], t[k], lower[i][k]);
+            }
+        }
+    }
 }
 
 }  // namespace hybridcp::gdn::cuda

@@ -151,7 +151,7 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
         const RawFactors raw = ahead[0];
         ahead[0] = ahead[1];
         ahead[1] = load_factors(p, item, use + 2);
-        const ChunkGates gates = scan_gates(raw.gates, p.gates.beta_is_bf16);
+        const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
         const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
         write_factors(shared, use, gates, q_norm, raw.k_norm);
