@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # On a machine with CUDA, libtorch (a Python torch of the pinned version) and at least one GPU: builds with HCP_CUDA=ON,
-# checks the operators and a model on the GPU, over NCCL where there are two GPUs, and prints a short table last.
-#   tools/gpu_check.sh PREFIX GOLDEN_FOLDER OUTPUT_FOLDER
-# PREFIX holds what such a machine may lack: headers and CMake packages of yaml-cpp, CLI11, nlohmann-json, fmt, gloo and xxHash.
+# checks the operators, the Gated DeltaNet kernels (also under compute-sanitizer) and models on the GPU, over NCCL where
+# there are two GPUs, times Gated DeltaNet, and prints a short table last.
+#   tools/gpu_check.sh PREFIX GOLDEN_FOLDER OUTPUT_FOLDER [PART...]      parts: ops kernels sanitizer models bench (all)
+# PREFIX holds what such a machine may lack: headers and CMake packages of yaml-cpp, CLI11, nlohmann-json, fmt, GoogleTest,
+# gloo and xxHash.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly kPrefix=${1:?a prefix with yaml-cpp, CLI11, nlohmann-json, fmt and gloo}
 readonly kGolden=${2:?the golden folder}
 readonly kOut=${3:?where logs go}
+shift 3
+readonly kParts=" ${*:-ops kernels sanitizer models bench} "
 readonly kBuild=build-cuda
 
 torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')
@@ -22,13 +26,15 @@ export LD_LIBRARY_PATH=$libraries
 seconds() { date +%s; }
 start=$(seconds)
 mkdir -p "$kOut"
-HCP_LIBTORCH=$torch cmake -G Ninja -B "$kBuild" -DHCP_CUDA=ON -DHCP_TESTS=OFF -DCMAKE_PREFIX_PATH="$kPrefix" \
-  -DCMAKE_CXX_FLAGS="$includes" -DHCP_GLOO_INCLUDE="$kPrefix/include" >"$kOut/configure.txt" 2>&1 ||
+HCP_LIBTORCH=$torch cmake -G Ninja -B "$kBuild" -DHCP_CUDA=ON -DCMAKE_PREFIX_PATH="$kPrefix" \
+  -DCMAKE_CXX_FLAGS="$includes" -DHCP_GLOO_INCLUDE="$kPrefix/include" -DHCP_XXHASH_INCLUDE="$kPrefix/include" >"$kOut/configure.txt" 2>&1 ||
   { tail -n 20 "$kOut/configure.txt"; exit 1; }
-ninja -C "$kBuild" hcp >"$kOut/build.txt" 2>&1 || { grep -E 'error|undefined' "$kOut/build.txt" | head -n 20; exit 1; }
+ninja -C "$kBuild" hcp gdn_device_test >"$kOut/build.txt" 2>&1 || { grep -E 'error|undefined' "$kOut/build.txt" | head -n 20; exit 1; }
 printf 'built in %d s\n' $(($(seconds) - start))
 
 readonly kHcp=$PWD/$kBuild/hcp
+readonly kDeviceTest=$PWD/$kBuild/tests/gdn_cuda/gdn_device_test
+wants() { [[ $kParts == *" $1 "* ]]; }
 table=()
 failed=0
 
@@ -37,20 +43,48 @@ check() {
   local label=$1 log status
   shift
   log=$kOut/$(tr -c 'a-z0-9\n' '_' <<<"$label").txt
-  timeout 120 "$@" >"$log" 2>&1
+  timeout 150 "$@" >"$log" 2>&1
   status=$?
   [[ $status -eq 0 ]] || failed=$((failed + 1))
   table+=("$([[ $status -eq 0 ]] && echo ok || echo "FAIL $status")  $label: $(tail -n 1 "$log")")
 }
 
+# shards LABEL N FILTER: the tests of FILTER in N processes at once.
+shards() {
+  local label=$1 count=$2 filter=$3 pids=() bad=0 i
+  for ((i = 0; i < count; i++)); do
+    GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$i timeout 200 "$kDeviceTest" --gtest_filter="$filter" \
+      >"$kOut/device_test_$i.txt" 2>&1 &
+    pids+=($!)
+  done
+  for i in "${pids[@]}"; do wait "$i" || bad=$((bad + 1)); done
+  [[ $bad -eq 0 ]] || failed=$((failed + 1))
+  table+=("$([[ $bad -eq 0 ]] && echo ok || echo FAIL)  $label: $bad of $count processes failed")
+}
+
 check version "$kHcp" version
-for op in gdn conv1d gated_attention gated_rmsnorm rmsnorm_zero_centered rope_partial swiglu_mlp cross_entropy gdn_gate moe; do
-  check "op $op" "$kHcp" verify op "$op" "$kGolden/ops/$op"/*.safetensors --device cuda
-done
+if wants ops; then
+  for op in gdn conv1d gated_attention gated_rmsnorm rmsnorm_zero_centered rope_partial swiglu_mlp cross_entropy gdn_gate moe; do
+    check "op $op" "$kHcp" verify op "$op" "$kGolden/ops/$op"/*.safetensors --device cuda
+  done
+  check "op gdn fused" "$kHcp" verify op gdn "$kGolden"/ops/gdn/*.safetensors --device cuda --backend fused --dtype bf16
+fi
+if wants kernels; then
+  shards 'generated cases' 12 '*GeneratedCases*'
+  for suite in Long Exact Summaries Refusals; do
+    check "gdn on a gpu $suite" "$kDeviceTest" --gtest_filter="GdnOnGpu$suite.*"
+  done
+fi
+if wants sanitizer; then
+  for tool in memcheck racecheck; do
+    check "sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 1 "$kDeviceTest" \
+      --gtest_filter='GdnOnGpuExact.StridesPaddingAndStreams'
+  done
+fi
 model=$kGolden/models/dense_tiny
 gpus=$(nvidia-smi -L | wc -l)
 for ranks in 1 2; do
-  [[ $ranks -le $gpus ]] || continue
+  [[ $ranks -le $gpus ]] && wants models || continue
   for mode in p2p all_gather ulysses; do
     for full in all_gather ring ulysses; do
       check "model $ranks gpus linear $mode full $full" "$kHcp" verify model "$model" \
@@ -63,7 +97,7 @@ done
 # Layouts: the chain of a document comes back to each rank in zigzag, so both ranks send and receive on one pair.
 for name in dense_tiny moe_tiny; do
   model=$kGolden/models/$name
-  [[ $gpus -ge 2 && -d $model ]] || continue
+  [[ $gpus -ge 2 && -d $model ]] && wants models || continue
   for mode in p2p all_gather scan ulysses gather_hidden; do
     for way in zigzag:native zigzag:folded zigzag:contiguous folded:native; do
       words=(train.accelerator.sequence_layout="${way%:*}")
@@ -75,6 +109,14 @@ for name in dense_tiny moe_tiny; do
     done
   done
 done
+if wants bench; then
+  for shape in '16 32 8192,32768 ls16' '16 32 32768 zero25' '16 32 32768 qwen' '16 64 32768 ls16' '16 16 32768 ls16' \
+    '2 8 32768 ls16' '4 8 32768 ls16'; do
+    read -r keys values tokens gates <<<"$shape"
+    "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads "$keys" --value-heads "$values" \
+      --tokens "$tokens" --gates "$gates" --report "$kOut/bench_${keys}_${values}_$gates.json" 2>&1 | tail -n +2
+  done
+fi
 printf '%s\n' "${table[@]}"
 printf 'gpu check: %d of %d failed, %d s\n' $failed ${#table[@]} $(($(seconds) - start))
 [[ $failed -eq 0 ]]
