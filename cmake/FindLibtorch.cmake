@@ -1,6 +1,6 @@
 # Finds the C++ part of a torch wheel (or a libtorch archive) without asking for a CUDA toolkit, as torch's
 # own package does. Searched: HCP_LIBTORCH (CMake or environment variable: the folder that holds include/ and
-# lib/), then the tree's own .deps folder. Targets: torch::c10, torch::torch_cpu and, with HCP_CUDA,
+# lib/), then the tree's own .deps folder. Targets: torch::c10, torch::torch_cpu and, where it has them,
 # torch::c10_cuda, torch::torch_cuda.
 if(NOT HCP_LIBTORCH AND DEFINED ENV{HCP_LIBTORCH})
     set(HCP_LIBTORCH "$ENV{HCP_LIBTORCH}")
@@ -49,7 +49,7 @@ endfunction()
 _hcp_import_torch(c10)
 _hcp_import_torch(torch_cpu)
 target_link_libraries(torch::torch_cpu INTERFACE torch::c10)
-if(HCP_CUDA)
+if(HCP_CUDA OR EXISTS "${HCP_LIBTORCH}/lib/libtorch_cuda.so")
     _hcp_import_torch(c10_cuda)
     _hcp_import_torch(torch_cuda)
     target_link_libraries(torch::torch_cuda INTERFACE torch::torch_cpu torch::c10_cuda)

@@ -21,7 +21,7 @@ includes="-isystem $kPrefix/include -isystem /usr/local/cuda/include"
 for folder in "$site"/nvidia/*/include; do includes+=" -isystem $folder"; done
 libraries="$kPrefix/lib/x86_64-linux-gnu:$torch/lib:/usr/local/cuda/lib64"
 for folder in "$site"/nvidia/*/lib; do libraries+=":$folder"; done
-export LD_LIBRARY_PATH=$libraries
+export LD_LIBRARY_PATH=$libraries OMP_NUM_THREADS=1
 
 seconds() { date +%s; }
 start=$(seconds)

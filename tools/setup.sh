@@ -2,7 +2,7 @@
 # Installs what is missing and nothing else: Debian packages with apt-get, libtorch and the lint tools from PyPI
 # into .deps/python. Quick when nothing is missing. A failure ends with one line that says what and how to get it.
 #   tools/setup.sh build   what 'make build', 'make test' and 'make demo' need
-#   tools/setup.sh lint    that, and clang-format and clang-tidy
+#   tools/setup.sh lint    that, clang-format and clang-tidy, and nvcc where there is none
 # HCP_LIBTORCH=DIR   use the libtorch in DIR (it holds include/ and lib/) instead of installing one
 # HCP_SKIP_APT=1     leave packages alone: the tools and headers come from elsewhere
 set -euo pipefail
@@ -128,4 +128,7 @@ elif ! installed tools/requirements.txt; then
 fi
 if [[ $profile == lint ]]; then
     install_wheels tools/requirements-lint.txt "the lint tools"
+    if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
+        install_wheels tools/requirements-cuda.txt "nvcc"
+    fi
 fi
