@@ -70,7 +70,7 @@ if wants ops; then
   check "op gdn fused" "$kHcp" verify op gdn "$kGolden"/ops/gdn/*.safetensors --device cuda --backend fused --dtype bf16
 fi
 if wants kernels; then
-  shards 'generated cases' 12 '*GeneratedCases*'
+  shards 'generated cases' 14 '*GeneratedCases*'
   for suite in Long Exact Summaries Refusals; do
     check "gdn on a gpu $suite" "$kDeviceTest" --gtest_filter="GdnOnGpu$suite.*"
   done

@@ -27,6 +27,7 @@ struct Chunk {
     Tensor H;                            // [K, V] at the start
     Tensor L, T, E, D, P;
     bool like_kernels = false;
+    bool images = false;
 };
 
 /// (I + L)^-1 x, or its transpose times x.
@@ -67,7 +68,9 @@ struct ChunkGradients {
 
 /// Steps dH back to the start of the chunk.
 ChunkGradients backward(const Chunk& c, Tensor& dH) {
-    const Tensor dD = product(c.P.t(), c.d_o) + c.to_end * product(c.k, dH);
+    const auto image = [&](const Tensor& x) { return c.images ? rounded(x) : x; };
+    const Tensor H = image(c.H), E = image(c.E);
+    const Tensor dD = image(product(c.P.t(), c.d_o) + c.to_end * product(c.k, dH));
     const Tensor dR = solved(c, dD, true);
     const Tensor dE = c.beta * dR;
     const Tensor dP = c.scale * product(c.d_o, c.D.t()) * c.decay;
@@ -86,11 +89,11 @@ ChunkGradients backward(const Chunk& c, Tensor& dH) {
     const Tensor earlier = at::ones({C, C}).tril(-1);
     ChunkGradients result;
     result.dg = at::matmul(later, from_start) + at::matmul(earlier, to_end) +
-                (at::matmul(later, N) * earlier).sum(-1, true) + c.total * (dH * c.H).sum();
+                (at::matmul(later, N) * earlier).sum(-1, true) + c.total * (image(dH) * H).sum();
     result.dq = dq_state + product(dP, c.k);
     result.dk = dk_write + dk_read + product(dP.t(), c.q) + product(dN + dN.t(), c.k);
     result.dv = dE;
-    result.dbeta = dot(dR, c.E) + (dL * product(c.k, c.k.t()) * c.decay).sum(-1, true);
+    result.dbeta = dot(dR, E) + (dL * product(c.k, c.k.t()) * c.decay).sum(-1, true);
     const Tensor read = c.like_kernels ? product(c.q.t(), c.scale * c.gamma * c.d_o)
                                        : c.scale * product((c.gamma * c.q).t(), c.d_o);
     dH = c.total * dH + read - product(c.k.t(), c.gamma * dE);
@@ -128,6 +131,7 @@ void run_segment(const GdnCase& gdn_case,
         c.scale =
             gdn_case.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
         c.like_kernels = options.like_kernels;
+        c.images = options.images;
         rows(sums.at("o"), head).copy_(forward(c, H));
         chunks.push_back(c);
     }
@@ -188,15 +192,25 @@ Tensors bf16_emulation(const GdnCase& gdn_case, const EmulationOptions& options)
     return sums;
 }
 
+std::vector<EmulationOptions> cpu_emulations() {
+    return {EmulationOptions{}, EmulationOptions{.chunk_size = 32, .like_kernels = true}};
+}
+
+std::vector<EmulationOptions> cuda_emulations() {
+    std::vector<EmulationOptions> emulations = cpu_emulations();
+    emulations.push_back({.images = true});
+    return emulations;
+}
+
 std::map<std::string, double> bf16_yardstick(const GdnCase& gdn_case,
                                              const Tensors& expected,
                                              double (*error)(const Tensor& x,
-                                                             const Tensor& reference)) {
+                                                             const Tensor& reference),
+                                             const std::vector<EmulationOptions>& emulations) {
     // With few tokens dg is a handful of numbers, whose error depends by luck on where chunks are
     // cut: one emulation alone would be a matter of luck too.
     std::map<std::string, double> errors;
-    for (const EmulationOptions& options :
-         {EmulationOptions{}, EmulationOptions{.chunk_size = 32, .like_kernels = true}}) {
+    for (const EmulationOptions& options : emulations) {
         Tensors emulation = bf16_emulation(gdn_case, options);
         split_extreme_rows(gdn_case, emulation);
         for (const auto& [name, reference] : expected) {

@@ -1,6 +1,7 @@
 // How a fused variant is judged on a generated problem in bf16.
 #pragma once
 
+#include "kernels/gdn_bf16_emulation.h"
 #include "kernels/gdn_fused_cases.h"
 #include "kernels/gdn_fused_variants.h"
 
@@ -13,16 +14,27 @@ void expect_exact_zeros(const GdnCase& gdn_case, const Tensors& actual);
 /// it was.
 [[nodiscard]] GdnCase poison_padding(GdnCase& gdn_case);
 
-/// How many comparisons there were, and in how many the yardstick itself missed the bar.
+/// How many comparisons there were, in how many the yardstick itself missed the bar, and in how
+/// many the variant missed the yardstick by luck.
 struct BarCount {
     int all = 0;
     int above = 0;
+    int unlucky = 0;
+};
+
+/// What a variant is held against.
+struct Bf16Rule {
+    std::vector<EmulationOptions> emulations = cpu_emulations();
+    /// Up to so many times the yardstick a miss counts as luck: where one number is most of a
+    /// tensor, its roundings may or may not cancel. The test bounds how often.
+    double luck = 1.5;
 };
 
 /// Each variant within 1.5 times the error of honest bf16 arithmetic, and within the bars where
 /// that is.
 void check_bf16(const FusedCase& problem,
                 const std::vector<FusedVariant>& variants,
-                BarCount& count);
+                BarCount& count,
+                const Bf16Rule& rule = {});
 
 }  // namespace hybridcp::test
