@@ -78,4 +78,20 @@ struct BackwardScratch {
     }
 };
 
+/// Rows of V as left operands.
+template <typename Engine, typename Input>
+HCP_STAGE void pack_rows(ChunkSizes sizes,
+                         int rows,
+                         TokenRows<Input> from,
+                         typename Engine::Element* to) {
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
+            Vec pair[2];
+            from.load_pair(i, j, pair);
+            store_elements<Engine>(to + i * elements + j, pair);
+        }
+    }
+}
+
 }  // namespace hybridcp::HCP_ISA

@@ -19,6 +19,7 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
                         const KeyChunk<Engine>& keys,
                         HeadChunk head,
                         TokenRows<Input> v,
+                        TokenRows<float> solved,
                         const BackwardScratch<Engine>& scratch,
                         const SumInputs& given,
                         KeyGradients sums,
@@ -53,7 +54,7 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
         const float erased = sum_lanes(through_k);
         scratch.after[i] += sum_lanes(rounded_off);  // z was made with the rounded k
         scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
-        dbeta[i] = dot(scratch.solved + i * sizes.value_row, v.row(i), sizes.values) - erased;
+        dbeta[i] = dot(solved.row(i), v.row(i), sizes.values) - erased;
     }
 }
 

@@ -7,15 +7,17 @@ namespace hybridcp::HCP_ISA {
 
 /// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
 /// From D in fp32: rounding it would be the largest error of dg in bf16. Fills scratch.d_rows too.
+/// reads: e^{B-b} K dH', of which nothing is read where dH' is zero.
 template <typename Engine>
 HCP_STAGE void sum_writes(ChunkSizes sizes,
                           const KeyChunk<Engine>& keys,
                           TokenRows<float> new_values,
+                          TokenRows<float> reads,
                           const State<Engine>& gradient,
                           BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     for (int i = 0; i < keys.rows; ++i) {
-        const float* read = scratch.solved + i * sizes.value_row;
+        const float* read = reads.row(i);
         Vec sum = {};
         for (int j = 0; j < sizes.values; j += 2 * kLanes) {
             Vec pair[2];
