@@ -74,15 +74,21 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
         const bool is_whole = request.records.data == nullptr;
+        if (!is_whole) {
+            this->take_gradient(request, c, i);
+        }
+        const double through = static_cast<double>(this->head.decay) *
+                               pack_states(this->sizes, record, gradient, is_whole, products);
         const TokenRows<float> solved =
             is_whole ? solve(request, c, i) : take_record(request, c, i);
-        const double through =
-            static_cast<double>(this->head.decay) *
-            gradient_products(this->sizes, this->keys, record, gradient, products);
-        sum_rows(
-            this->problem, this->sizes, this->keys, this->head, v, solved, products,
-            {.is_first = i == 0, .has_state = !record.zero_state, .has_gradient = !gradient.zero},
-            sums, dbeta);
+        gradient_products(this->sizes, this->keys, record.operand(products.state_operand), gradient,
+                          products);
+        sum_rows(this->problem, this->sizes, this->keys, this->head, v, products,
+                 {.solved = solved,
+                  .is_first = i == 0,
+                  .has_state = !record.zero_state,
+                  .has_gradient = !gradient.zero},
+                 sums, dbeta);
         sum_pairs(this->problem, this->sizes, this->keys, this->head, products, i == 0, sums,
                   dbeta);
         sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
@@ -105,10 +111,9 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
         pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
                              this->output_gradient_rows(request.d_o, c, i), products);
         if (!gradient.zero) {
-            const ChunkSizes transposed = this->sizes.transposed();
-            State<Engine>::pack_transposed(transposed, gradient.values, products.state_operand);
             read_gradient(this->sizes, this->keys, this->head,
-                          {products.state_operand, State<Engine>::transposed_panel(transposed)},
+                          {products.gradient_operand,
+                           State<Engine>::transposed_panel(this->sizes.transposed())},
                           products);
         }
         sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), solved, gradient,
@@ -121,19 +126,16 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
         return solved;
     }
 
-    /// The same from what the walk of the state's gradient left, and dH'.
+    /// dR and z that the walk of the state's gradient left.
     TokenRows<float> take_record(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
         BackwardScratch<Engine>& products = this->gradient_scratch;
-        State<Engine>& gradient = this->gradients[i];
         const auto record = this->record_of(request.records, c, i);
         const auto rows_at = [&](const float* from, float* copy) {
             return whole_rows<float>({from, this->row_of_records()}, this->keys.count,
                                      this->columns, copy, this->keys.rows, this->sizes.values);
         };
-        const bool is_zero = request.d_end == nullptr && c + 1 == this->chunks.size();
-        transpose_values(this->sizes.transposed(), is_zero ? nullptr : record.gradient, gradient);
         sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i),
-                   rows_at(record.reads, this->scratch.outputs), gradient, products);
+                   rows_at(record.reads, this->scratch.outputs), this->gradients[i], products);
         const TokenRows<float> solved = rows_at(record.solved, products.solved);
         pack_rows<Engine>(this->sizes, this->keys.rows,
                           this->output_gradient_rows(request.d_o, c, i), products.rows);

@@ -31,13 +31,13 @@ HCP_STAGE void sum_writes(ChunkSizes sizes,
 }
 
 /// scratch.dots, reads and writes from dO, dR, D, H and dH', of which both states lie transposed.
-/// Returns <H, dH'>.
+/// state: right operand H^T, depth V; null for zeros.
 template <typename Engine>
-HCP_STAGE double gradient_products(ChunkSizes sizes,
-                                   const KeyChunk<Engine>& keys,
-                                   const ChunkRecord<Engine>& record,
-                                   const State<Engine>& gradient,
-                                   BackwardScratch<Engine>& scratch) {
+HCP_STAGE void gradient_products(ChunkSizes sizes,
+                                 const KeyChunk<Engine>& keys,
+                                 const std::uint32_t* state,
+                                 const State<Engine>& gradient,
+                                 BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int depth = sizes.values / Engine::kPerUnit;
     const auto whole = [&](int) { return DepthRange{0, depth}; };
@@ -58,16 +58,7 @@ HCP_STAGE double gradient_products(ChunkSizes sizes,
                       .ahead = keys.ahead,
                       .triangle = keys.rows},
                      whole, into(scratch.dots, sizes.token_row));
-    double product = 0;
-    if (!record.zero_state) {
-        const std::uint32_t* state = as_units(record.state);
-        if (Engine::kPerUnit == 2 || !gradient.zero) {
-            product =
-                state_product<Engine>(sizes, record.state, gradient.values, scratch.state_operand);
-        }
-        if constexpr (Engine::kPerUnit == 2) {
-            state = scratch.state_operand;
-        }
+    if (state != nullptr) {
         Engine::multiply({.left = rows,
                           .right = {state, panel},
                           .rows = 2 * keys.rows,
@@ -83,7 +74,6 @@ HCP_STAGE double gradient_products(ChunkSizes sizes,
                           .ahead = keys.ahead},
                          whole, into(scratch.writes, sizes.key_row));
     }
-    return gradient.zero ? 0 : product;
 }
 
 }  // namespace hybridcp::HCP_ISA

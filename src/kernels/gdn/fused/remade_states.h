@@ -83,6 +83,12 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
                                                   std::int64_t i) const {
         return this->value_rows(request.new_values, c, i, new_values_copy);
     }
+    /// dH' that the walk of the state's gradient left.
+    void take_gradient(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        const bool is_zero = request.d_end == nullptr && c + 1 == this->chunks.size();
+        const float* from = this->record_of(request.records, c, i).gradient;
+        transpose_values(this->sizes.transposed(), is_zero ? nullptr : from, this->gradients[i]);
+    }
 
   private:
     /// H at the end of chunk c.
