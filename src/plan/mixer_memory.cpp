@@ -233,9 +233,11 @@ class LinearHalf final : public Half {
         }
         {
             const std::int64_t K = m_.key_dim, V = m_.value_dim, C = in_.gdn_chunk;
+            // Fewer key heads and segments than threads need up to 2.3 MB a thread and value head
+            // of a key head more (K = V = 128): kernels/gdn/fused/window_jobs.h.
             const Held inner =
                 in_.fused_gdn
-                    ? book_.take(kClass, (checkpoints() + segments()) * state_bytes(V))
+                    ? book_.take(kClass, segments() * state_bytes(V))
                     : book_.take(kClass, eager_states_bytes() + of_rows(3 * V + 3 * K + 5 * C) +
                                              of_key_rows(2 * C + 2 * K));
         }

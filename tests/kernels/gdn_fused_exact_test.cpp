@@ -74,16 +74,22 @@ TEST(GdnFusedExact, Repeats) {
 }
 
 TEST(GdnFusedExact, ThreadCounts) {
-    for_each_form(exact_case(), [](const GdnCase& gdn_case, const FusedVariant& variant) {
-        const int threads = at::get_num_threads();
-        at::set_num_threads(1);
-        const Tensors one = run(variant, gdn_case);
-        for (const int count : {2, 3}) {
-            at::set_num_threads(count);
-            expect_same_bits(one, run(variant, gdn_case));
-        }
-        at::set_num_threads(threads);
-    });
+    // Many tasks; and so few that backward goes through windows of a segment (window_jobs.h), more
+    // of them than it keeps.
+    for (const GdnCase& gdn_case :
+         {exact_case(), generated_case({{0, 1700}, 1710, 1, 2, 24, 72}, 32),
+          generated_case({{0, 40, 1740}, 1740, 1, 1, 16, 32}, 33)}) {
+        for_each_form(gdn_case, [](const GdnCase& typed, const FusedVariant& variant) {
+            const int threads = at::get_num_threads();
+            at::set_num_threads(1);
+            const Tensors one = run(variant, typed);
+            for (const int count : {2, 3, 5}) {
+                at::set_num_threads(count);
+                expect_same_bits(one, run(variant, typed));
+            }
+            at::set_num_threads(threads);
+        });
+    }
 }
 
 TEST(GdnFusedExact, StridesAndInputsUnchanged) {

@@ -14,6 +14,14 @@ struct ChunkRecord {
     ChunkRecord() = default;
     ChunkRecord(Workspace& space, const ChunkSizes& sizes)
         : state(space.take<float>(State<Engine>::size(sizes))) {}
+
+    /// Right operand H^T, null for zeros; `packed`: where pack_states has it if H itself is none.
+    [[nodiscard]] const std::uint32_t* operand(const std::uint32_t* packed) const {
+        if (zero_state) {
+            return nullptr;
+        }
+        return Engine::kPerUnit == 2 ? packed : as_units(state);
+    }
 };
 
 /// Sums over the value heads of a key head, in fp32.
@@ -45,7 +53,8 @@ struct BackwardScratch {
     float* dots;                      // [2C, C] dO D^T, then dR D^T
     float* reads;                     // [2C, K] dO H^T, then dR H^T
     float* writes;                    // [C, K] D dH'^T
-    std::uint32_t* state_operand;     // right operand dH', depth K, then H^T, depth V
+    std::uint32_t* state_operand;     // right operand H^T, depth V, if H itself is none
+    std::uint32_t* gradient_operand;  // right operand dH', depth K
     std::uint32_t* left;              // for tiles: what updates states, as a left operand
     double *row_sums, *column_sums;   // [C] of N
     float *crossing, *after;          // [C] i + e, and z
@@ -69,7 +78,10 @@ struct BackwardScratch {
         dots = space.take<float>(2 * c * sizes.token_row);
         reads = space.take<float>(2 * c * sizes.key_row);
         writes = space.take<float>(c * sizes.key_row);
-        state_operand = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
+        state_operand = Engine::kPerUnit == 2
+                            ? space.take<std::uint32_t>(State<Engine>::transposed_units(sizes))
+                            : nullptr;
+        gradient_operand = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
         left = Engine::kTiles ? space.take<std::uint32_t>(2 * c * sizes.values) : nullptr;
         row_sums = space.take<double>(c);
         column_sums = space.take<double>(c);
@@ -77,5 +89,21 @@ struct BackwardScratch {
         after = space.take<float>(c);
     }
 };
+
+/// Rows of V as left operands.
+template <typename Engine, typename Input>
+HCP_STAGE void pack_rows(ChunkSizes sizes,
+                         int rows,
+                         TokenRows<Input> from,
+                         typename Engine::Element* to) {
+    const int elements = BackwardScratch<Engine>::value_elements(sizes);
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < sizes.values; j += 2 * kLanes) {
+            Vec pair[2];
+            from.load_pair(i, j, pair);
+            store_elements<Engine>(to + i * elements + j, pair);
+        }
+    }
+}
 
 }  // namespace hybridcp::HCP_ISA

@@ -116,11 +116,12 @@ HCP_STAGE void solved_gradient(ChunkSizes sizes,
                      });
 }
 
-/// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR.
+/// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR, with dH' at `old`.
 template <bool Transposed, typename Engine>
 HCP_STAGE void update_gradient(ChunkSizes sizes,
                                const KeyChunk<Engine>& keys,
                                HeadChunk head,
+                               const float* old,
                                State<Engine>& gradient,
                                const BackwardScratch<Engine>& scratch) {
     const int depth = 2 * keys.rows;
@@ -131,7 +132,7 @@ HCP_STAGE void update_gradient(ChunkSizes sizes,
         right = {keys.tokens, keys.tokens_panel()};
         sizes = sizes.transposed();
     }
-    update_state(sizes, gradient.values, gradient, head.decay,
+    update_state(sizes, old, gradient, head.decay,
                  {.left = left,
                   .right = right,
                   .rows = sizes.keys,

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "kernels/gdn/fused/gradient_products.h"
+#include "kernels/gdn/fused/gradient_states.h"
 
 namespace hybridcp::HCP_ISA {
 
 /// What a value head brings to sum_rows.
 struct SumInputs {
-    bool is_first;  // of its key head
+    TokenRows<float> solved;  // dR
+    bool is_first;            // of its key head
     bool has_state, has_gradient;
 };
 
@@ -53,7 +55,7 @@ HCP_STAGE void sum_rows(const GdnProblemView& problem,
         const float erased = sum_lanes(through_k);
         scratch.after[i] += sum_lanes(rounded_off);  // z was made with the rounded k
         scratch.crossing[i] = sum_lanes(through_q) - head.beta[i] * erased;
-        dbeta[i] = dot(scratch.solved + i * sizes.value_row, v.row(i), sizes.values) - erased;
+        dbeta[i] = dot(given.solved.row(i), v.row(i), sizes.values) - erased;
     }
 }
 

@@ -19,7 +19,8 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
           dbeta(space.take<float>(this->sizes.tokens)) {}
 
     void run(const GdnBackwardTask& request) {
-        for (std::int64_t i = 0; i < this->problem.group; ++i) {
+        const bool is_whole = request.records.data == nullptr;
+        for (std::int64_t i = 0; i < this->problem.group && is_whole; ++i) {
             this->load_transposed_state(this->gradients[i], this->state_of(request.d_end, i));
         }
         const std::int64_t num_chunks = this->chunks.size();
@@ -32,26 +33,19 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
                 step(request, c);
             }
         }
-        for (std::int64_t i = 0; i < this->problem.group && this->task.end != nullptr; ++i) {
+        for (std::int64_t i = 0; i < this->problem.group && is_whole; ++i) {
             this->store_transposed_state(this->gradients[i], this->state_of(this->task.end, i));
         }
     }
 
   private:
-    /// What its end reads and writes: asked for in the step itself, to be still near by then.
-    void look_ahead_at_results(const GdnBackwardTask& request, std::int64_t c) const {
-        this->template look_ahead_at_values<Input>(request.dv, c);
-        this->template look_ahead_at_values<Input>(this->problem.v, c);
-        this->look_ahead_at_keys(request.dq, c);
-        this->look_ahead_at_keys(request.dk, c);
-    }
-
     void step(const GdnBackwardTask& request, std::int64_t c) {
         const std::int64_t token = this->chunks.token(c), key_head = this->task.key_head;
         this->keys.ahead.finish();
-        look_ahead_at_results(request, c);
+        this->look_ahead_at_results(request, c);
         if (c % kCheckpointChunks != 0) {
             this->look_ahead_at_step(request, c - 1);
+            this->look_ahead_at_record(request.records, c - 1);
         } else {
             this->look_ahead_at_block(request, c - kCheckpointChunks);  // what is made again next
         }
@@ -79,29 +73,22 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
         const ChunkRecord<Engine>& record = this->records[i][c % kCheckpointChunks];
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
-        const OutputRows<Input> dv = this->template output_rows<Input>(request.dv, c, i);
-        pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
-                             this->output_gradient_rows(request.d_o, c, i), products);
-        if (!gradient.zero) {
-            const ChunkSizes transposed = this->sizes.transposed();
-            State<Engine>::pack_transposed(transposed, gradient.values, products.state_operand);
-            read_gradient(this->sizes, this->keys, this->head,
-                          {products.state_operand, State<Engine>::transposed_panel(transposed)},
-                          products);
+        const bool is_whole = request.records.data == nullptr;
+        if (!is_whole) {
+            this->take_gradient(request, c, i);
         }
-        sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), gradient,
-                   products);
-        solved_gradient(
-            this->sizes, this->keys, this->head, gradient,
-            [dv, beta = this->head.beta](int r, int j, Vec dr) { dv.put(r, j, beta[r] * dr); },
-            products);
-        const double through =
-            static_cast<double>(this->head.decay) *
-            gradient_products(this->sizes, this->keys, record, gradient, products);
-        sum_rows(
-            this->problem, this->sizes, this->keys, this->head, v, products,
-            {.is_first = i == 0, .has_state = !record.zero_state, .has_gradient = !gradient.zero},
-            sums, dbeta);
+        const double through = static_cast<double>(this->head.decay) *
+                               pack_states(this->sizes, record, gradient, is_whole, products);
+        const TokenRows<float> solved =
+            is_whole ? solve(request, c, i) : take_record(request, c, i);
+        gradient_products(this->sizes, this->keys, record.operand(products.state_operand), gradient,
+                          products);
+        sum_rows(this->problem, this->sizes, this->keys, this->head, v, products,
+                 {.solved = solved,
+                  .is_first = i == 0,
+                  .has_state = !record.zero_state,
+                  .has_gradient = !gradient.zero},
+                 sums, dbeta);
         sum_pairs(this->problem, this->sizes, this->keys, this->head, products, i == 0, sums,
                   dbeta);
         sum_log_decay_gradient(this->problem, this->keys, products, through, request.dg,
@@ -110,7 +97,52 @@ struct BackwardWalk : RemadeStates<Engine, Input> {
             *at_token<float>(request.dbeta, this->chunks.token(c) + r, this->value_head(i)) =
                 dbeta[r];
         }
-        update_gradient<true>(this->sizes, this->keys, this->head, gradient, products);
+        if (is_whole) {
+            update_gradient<true>(this->sizes, this->keys, this->head, gradient.values, gradient,
+                                  products);
+        }
+    }
+
+    /// dR, z and dv.
+    TokenRows<float> solve(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        BackwardScratch<Engine>& products = this->gradient_scratch;
+        State<Engine>& gradient = this->gradients[i];
+        const TokenRows<float> solved{products.solved, this->sizes.value_row};
+        pack_output_gradient(this->problem, this->sizes, this->keys, this->head,
+                             this->output_gradient_rows(request.d_o, c, i), products);
+        if (!gradient.zero) {
+            read_gradient(this->sizes, this->keys, this->head,
+                          {products.gradient_operand,
+                           State<Engine>::transposed_panel(this->sizes.transposed())},
+                          products);
+        }
+        sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i), solved, gradient,
+                   products);
+        solved_gradient(
+            this->sizes, this->keys, this->head, gradient,
+            [dv = this->template output_rows<Input>(request.dv, c, i), beta = this->head.beta](
+                int r, int j, Vec dr) { dv.put(r, j, beta[r] * dr); },
+            products);
+        return solved;
+    }
+
+    /// dR and z that the walk of the state's gradient left.
+    TokenRows<float> take_record(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        BackwardScratch<Engine>& products = this->gradient_scratch;
+        const auto record = this->record_of(request.records, c, i);
+        const auto rows_at = [&](const float* from, float* copy) {
+            return whole_rows<float>({from, this->row_of_records()}, this->keys.count,
+                                     this->columns, copy, this->keys.rows, this->sizes.values);
+        };
+        sum_writes(this->sizes, this->keys, this->new_value_rows(request, c, i),
+                   rows_at(record.reads, this->scratch.outputs), this->gradients[i], products);
+        const TokenRows<float> solved = rows_at(record.solved, products.solved);
+        pack_rows<Engine>(this->sizes, this->keys.rows,
+                          this->output_gradient_rows(request.d_o, c, i), products.rows);
+        pack_rows<Engine>(
+            this->sizes, this->keys.rows, solved,
+            products.rows + this->keys.rows * BackwardScratch<Engine>::value_elements(this->sizes));
+        return solved;
     }
 };
 

@@ -80,10 +80,16 @@ struct Functions {
         return gradients.used_bytes() > bytes ? gradients.used_bytes() : bytes;
     }
 
+    static std::int64_t gradient_record_floats(const GdnProblemView& problem) {
+        const ChunkSizes sizes(Engine::kChunk, problem.key_dim, problem.value_dim);
+        return State<Engine>::size(sizes) + std::int64_t{2} * sizes.tokens * sizes.values;
+    }
+
     static constexpr GdnKernels table() {
         return {.chunk_tokens = Engine::kChunk,
                 .checkpoint_tokens = Engine::kChunk * kCheckpointChunks,
                 .key_record_floats = KeyRecord::floats(Engine::kChunk),
+                .gradient_record_floats = gradient_record_floats,
                 .workspace_bytes = workspace_bytes,
                 .forward = forward,
                 .summary = summary,

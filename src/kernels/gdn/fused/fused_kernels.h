@@ -61,10 +61,21 @@ struct GdnSummaryTask {
     const bool* has_map = nullptr;               // heads whose M is computed; others are left alone
 };
 
+/// What the walk of the state's gradient leaves of each chunk, fp32, for value head i at
+/// data + i * head_stride: the gradient of the state behind the chunk, dH', as the kernels keep
+/// states; then e^{B-b} K dH' and dR of docs/kernels.md, [C, V]. K and V are whole panels.
+struct GdnGradientRecords {
+    float* data = nullptr;
+    std::int64_t chunk_stride = 0, head_stride = 0;
+};
+
 struct GdnBackwardTask {
     GdnTask task;      // start: states as in forward; end: gradients of the start states
     GdnView d_o = {};  // [T, Hv, V] in v's type, data null for zeros
-    const float* d_end = nullptr;        // gradients of the end states, strides as the states
+    const float* d_end = nullptr;  // gradients of the end states, strides as the states
+    /// Where the walk of the state's gradient has been: dv and task.end are done, and of d_end
+    /// counts whether it is null.
+    GdnGradientRecords records = {};
     const float* checkpoints = nullptr;  // as forward wrote them
     std::int64_t checkpoint_stride = 0;
     GdnView new_values = {};
@@ -78,14 +89,16 @@ struct GdnStateGradientTask {
     GdnView d_o = {};  // as in GdnBackwardTask
     const float* d_end = nullptr;
     const std::int64_t* chunk_counts = nullptr;  // chunks that each head walks; null for all
-    float* checkpoints = nullptr;  // gradients where GdnForwardTask has states; null for none
-    std::int64_t checkpoint_stride = 0;
+    GdnGradientRecords records = {};             // written for backward, with dv; or neither
+    GdnView dv = {};
 };
 
 struct GdnKernels {
     std::int64_t chunk_tokens;
     std::int64_t checkpoint_tokens;
     std::int64_t key_record_floats;
+    /// Of a chunk and value head.
+    std::int64_t (*gradient_record_floats)(const GdnProblemView& problem);
     /// Bytes of scratch, 64-byte aligned, that any of the functions needs.
     std::int64_t (*workspace_bytes)(const GdnProblemView& problem);
     void (*forward)(const GdnProblemView& problem, const GdnForwardTask& task, void* workspace);

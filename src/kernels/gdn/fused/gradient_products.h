@@ -7,15 +7,17 @@ namespace hybridcp::HCP_ISA {
 
 /// z_i = <D_i, e^{B-b_i} (K dH')_i>: what the gradient of the end state says of row i's writing.
 /// From D in fp32: rounding it would be the largest error of dg in bf16. Fills scratch.d_rows too.
+/// reads: e^{B-b} K dH', of which nothing is read where dH' is zero.
 template <typename Engine>
 HCP_STAGE void sum_writes(ChunkSizes sizes,
                           const KeyChunk<Engine>& keys,
                           TokenRows<float> new_values,
+                          TokenRows<float> reads,
                           const State<Engine>& gradient,
                           BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     for (int i = 0; i < keys.rows; ++i) {
-        const float* read = scratch.solved + i * sizes.value_row;
+        const float* read = reads.row(i);
         Vec sum = {};
         for (int j = 0; j < sizes.values; j += 2 * kLanes) {
             Vec pair[2];
@@ -29,13 +31,13 @@ HCP_STAGE void sum_writes(ChunkSizes sizes,
 }
 
 /// scratch.dots, reads and writes from dO, dR, D, H and dH', of which both states lie transposed.
-/// Returns <H, dH'>.
+/// state: right operand H^T, depth V; null for zeros.
 template <typename Engine>
-HCP_STAGE double gradient_products(ChunkSizes sizes,
-                                   const KeyChunk<Engine>& keys,
-                                   const ChunkRecord<Engine>& record,
-                                   const State<Engine>& gradient,
-                                   BackwardScratch<Engine>& scratch) {
+HCP_STAGE void gradient_products(ChunkSizes sizes,
+                                 const KeyChunk<Engine>& keys,
+                                 const std::uint32_t* state,
+                                 const State<Engine>& gradient,
+                                 BackwardScratch<Engine>& scratch) {
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int depth = sizes.values / Engine::kPerUnit;
     const auto whole = [&](int) { return DepthRange{0, depth}; };
@@ -56,16 +58,7 @@ HCP_STAGE double gradient_products(ChunkSizes sizes,
                       .ahead = keys.ahead,
                       .triangle = keys.rows},
                      whole, into(scratch.dots, sizes.token_row));
-    double product = 0;
-    if (!record.zero_state) {
-        const std::uint32_t* state = as_units(record.state);
-        if (Engine::kPerUnit == 2 || !gradient.zero) {
-            product =
-                state_product<Engine>(sizes, record.state, gradient.values, scratch.state_operand);
-        }
-        if constexpr (Engine::kPerUnit == 2) {
-            state = scratch.state_operand;
-        }
+    if (state != nullptr) {
         Engine::multiply({.left = rows,
                           .right = {state, panel},
                           .rows = 2 * keys.rows,
@@ -81,7 +74,6 @@ HCP_STAGE double gradient_products(ChunkSizes sizes,
                           .ahead = keys.ahead},
                          whole, into(scratch.writes, sizes.key_row));
     }
-    return gradient.zero ? 0 : product;
 }
 
 }  // namespace hybridcp::HCP_ISA

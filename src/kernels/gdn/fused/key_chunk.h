@@ -10,7 +10,7 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 struct KeyChunk : KeyRecord {
     using Element = typename Engine::Element;
-    enum class Use { kOutputs, kStates, kWrites, kGradients };
+    enum class Use { kOutputs, kStates, kWrites, kStateGradients, kGradients };
 
     int count = 0;                                 // tokens
     int rows = 0;                                  // count, rounded up to what products take
@@ -71,7 +71,8 @@ struct KeyChunk : KeyRecord {
         static_cast<KeyRecord&>(*this) = at(record == nullptr ? own_record : record, sizes.tokens);
         count = num_tokens;
         rows = round_up(num_tokens, Engine::kRowMultiple);
-        const bool gradients = use == Use::kGradients;
+        const bool keep_floats = use == Use::kGradients;
+        const bool gradients = keep_floats || use == Use::kStateGradients;
         unit_rows = gradients ? 2 * rows : rows;
         k = scratch + rows * sizes.key_row;
         if constexpr (Engine::kPerUnit == 1) {
@@ -81,7 +82,7 @@ struct KeyChunk : KeyRecord {
         const auto load_keys = [&](const GdnView& view, float* inverse, const KeyRows<Engine>& to) {
             load_normalised<Input>(
                 problem, sizes, {at_token<const Input>(view, token, key_head), view.token_stride},
-                inverse, made, gradients, to);
+                inverse, made, keep_floats, to);
         };
         const int row = element_row(sizes), panel = tokens_panel();
         const int first_k_unit = (unit_rows - rows) / Engine::kPerUnit;
@@ -112,14 +113,14 @@ struct KeyChunk : KeyRecord {
                          TokenRows<Input> from,
                          float* inverse,
                          bool made,
-                         bool gradients,
+                         bool keep_floats,
                          const KeyRows<Engine>& to) {
         from = whole_rows(from, count, problem.key_dim, reinterpret_cast<Input*>(copy), rows,
                           sizes.keys);
         if (!made) {
             inverse_norms(from, rows, sizes.keys, problem.use_qk_l2norm, inverse);
         }
-        if (gradients || Engine::kTiles || Engine::kPerUnit == 1) {
+        if (keep_floats || Engine::kTiles || Engine::kPerUnit == 1) {
             scale_rows<Engine, true>(from, inverse, rows, sizes.keys, to);
         } else {
             scale_rows<Engine, false>(from, inverse, rows, sizes.keys, to);

@@ -71,10 +71,23 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
         this->look_ahead_at_keys(this->problem.q, next);
         this->template look_ahead_at_values<Input>(request.d_o, next);
     }
+    /// What the end of a step reads and writes: asked for in the step, to be still near by then.
+    void look_ahead_at_results(const GdnBackwardTask& request, std::int64_t c) const {
+        this->template look_ahead_at_values<Input>(request.dv, c);
+        this->template look_ahead_at_values<Input>(this->problem.v, c);
+        this->look_ahead_at_keys(request.dq, c);
+        this->look_ahead_at_keys(request.dk, c);
+    }
     [[nodiscard]] TokenRows<float> new_value_rows(const GdnBackwardTask& request,
                                                   std::int64_t c,
                                                   std::int64_t i) const {
         return this->value_rows(request.new_values, c, i, new_values_copy);
+    }
+    /// dH' that the walk of the state's gradient left.
+    void take_gradient(const GdnBackwardTask& request, std::int64_t c, std::int64_t i) {
+        const bool is_zero = request.d_end == nullptr && c + 1 == this->chunks.size();
+        const float* from = this->record_of(request.records, c, i).gradient;
+        transpose_values(this->sizes.transposed(), is_zero ? nullptr : from, this->gradients[i]);
     }
 
   private:

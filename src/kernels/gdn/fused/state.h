@@ -27,6 +27,14 @@ struct State {
         }
     }
 
+    /// What is set from here on lies there.
+    void move_to(float* other) {
+        values = other;
+        if constexpr (Engine::kPerUnit == 1) {
+            right = reinterpret_cast<std::uint32_t*>(other);
+        }
+    }
+
     [[nodiscard]] RightOperand operand(const ChunkSizes& sizes) const {
         return {right, sizes.keys / Engine::kPerUnit * kPanel};
     }

@@ -87,6 +87,15 @@ struct OutputRows {
     }
 };
 
+/// Rows of V, value_row apart, to the caller's.
+HCP_STAGE void copy_rows(ChunkSizes sizes, const float* from, OutputRows<float> to) {
+    for (int i = 0; i < to.count; ++i) {
+        for (int j = 0; j < sizes.values; j += kLanes) {
+            to.put(i, j, load(from + i * sizes.value_row + j));
+        }
+    }
+}
+
 template <typename Input>
 HCP_INLINE Input* at_token(const GdnView& view, std::int64_t token, std::int64_t head) {
     return static_cast<Input*>(view.data) + token * view.token_stride + head * view.head_stride;
