@@ -128,8 +128,8 @@ struct ForwardShared {
     HCP_DEVICE uint32_t keys(int i) const {
         return base + Config::kKeysAt + i % Config::kKeys * Config::kTileBytes;
     }
-    HCP_DEVICE uint32_t queries(int m) const {
-        return base + Config::kQueriesAt + m % Config::kQueries * Config::kTileBytes;
+    HCP_DEVICE uint32_t queries(int i) const {
+        return base + Config::kQueriesAt + i % Config::kQueries * Config::kTileBytes;
     }
     HCP_DEVICE uint32_t values(int i) const {
         return base + Config::kValuesAt + i % Config::kValues * kPanelBytes;
@@ -158,6 +158,17 @@ struct ForwardShared {
     HCP_DEVICE void wait_empty(int i) const {
         constexpr uint32_t kSleepNs = 20;
         device::mbarrier_wait_sleeping(barrier(First + i % Stages), (i / Stages & 1) ^ 1, kSleepNs);
+    }
+    /// The same for Q, whose m-th filling is of chunk i: where i is the same for all threads, so
+    /// are the addresses of products.
+    HCP_DEVICE void wait_queries_full(int i, int m) const {
+        device::mbarrier_wait(barrier(Config::kQueryFull + i % Config::kQueries),
+                              m / Config::kQueries & 1);
+    }
+    HCP_DEVICE void wait_queries_empty(int i, int m) const {
+        constexpr uint32_t kSleepNs = 20;
+        device::mbarrier_wait_sleeping(barrier(Config::kQueryEmpty + i % Config::kQueries),
+                                       (m / Config::kQueries & 1) ^ 1, kSleepNs);
     }
     /// Whether this block makes X and Y of the chunk.
     HCP_DEVICE bool owns(int i) const { return (i & 1) == static_cast<int>(rank); }

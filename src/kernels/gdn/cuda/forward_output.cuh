@@ -15,6 +15,7 @@ struct QueryWarpgroup {
     const ForwardShared<Config>& shared;
     TokenLane at;
     InverseTiles tiles;
+    float* norms;  // where this block leaves r_q, by tokens; null where it need not
 
     float qk[32];
     // P, the first operand of Y: blocks before the warp's own (garbage from there on), and its own.
@@ -23,7 +24,11 @@ struct QueryWarpgroup {
     HCP_DEVICE QueryWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
                               const ForwardShared<Config>& its_shared)
-        : p(params), walk(its_walk), shared(its_shared), tiles{its_shared.inverse()} {}
+        : p(params),
+          walk(its_walk),
+          shared(its_shared),
+          tiles{its_shared.inverse()},
+          norms(norms_of(params.q_norms, its_walk, params.shape)) {}
 
     /// r_q of the lane's two rows, from the diagonal blocks of Q Q^T: a fragment of 16 rows of Q is
     /// both operands.
@@ -34,7 +39,7 @@ struct QueryWarpgroup {
         }
         float low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
         const uint32_t row = 16 * at.warp + (at.lane & 15), right = 16 * (at.lane >> 4);
-#pragma unroll
+#pragma unroll 2  // all loops together should fit the instruction cache
         for (uint32_t k = 0; k < 8; ++k) {
             uint32_t a[4];
             device::load_matrix(a, queries + (k >> 2) * kPanelBytes +
@@ -51,13 +56,13 @@ struct QueryWarpgroup {
 
     /// P = s (r_q Q)(r_k K)^T o Gam
     HCP_DEVICE void make_probabilities(const TokenDecays& decays, const float (&r)[2]) {
-        const uint32_t norms = shared.norms() + 8 * at.pair;
+        const uint32_t factors = shared.norms() + 8 * at.pair;
         const float row[2] = {p.shape.scale * r[0], p.shape.scale * r[1]};
         const float decayed[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
 #pragma unroll
         for (uint32_t t = 0; t < 6; ++t) {
             const float* x = qk + 4 * t;
-            const auto norm = device::load_shared<device::Float2>(norms + 32 * t);
+            const auto norm = device::load_shared<device::Float2>(factors + 32 * t);
             const device::Float2 c = {norm.x * decays.column[t].x, norm.y * decays.column[t].y};
             uint32_t* to = &far[t / 2][2 * (t & 1)];
             to[0] = device::pack_f16(x[0] * c.x * decayed[0], x[1] * c.y * decayed[0]);
@@ -65,7 +70,7 @@ struct QueryWarpgroup {
         }
 #pragma unroll
         for (uint32_t t = 0; t < 2; ++t) {
-            const auto c = device::load_shared<device::Float2>(norms + 64 * at.warp + 32 * t);
+            const auto c = device::load_shared<device::Float2>(factors + 64 * at.warp + 32 * t);
             float x[4];
 #pragma unroll
             for (uint32_t e = 0; e < 4; ++e) {
@@ -165,21 +170,21 @@ struct QueryWarpgroup {
     HCP_DEVICE void step(int i) {
         const int m = i - walk.catch_up();
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
-        shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
-        issue_tokens(qk, shared.queries(m), shared.keys(i));
+        shared.wait_queries_full(i, m);
+        issue_tokens(qk, shared.queries(i), shared.keys(i));
         float r[2], output_factor[2];
-        make_norms(r, shared.queries(m));
+        make_norms(r, shared.queries(i));
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
         TokenDecays decays;
         decays.load(shared.gates(i), at);
-        finish_norms(r, output_factor, i);
+        make_output_factors(r, output_factor, i);
         device::wgmma_wait<0>();
         device::keep_registers(qk);
         device::barrier_sync(kNormsReady, 256);
         make_probabilities(decays, r);
         release(i);
         if (at.lane == 0) {
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + m % Config::kQueries));
+            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
         }
         device::barrier_sync(kInverseReady, 256);
         float y[8][4];
@@ -192,18 +197,16 @@ struct QueryWarpgroup {
         if (device::thread_index() % 128 == 0) {
             send(shared, i, Config::kOutputUpdate, Config::kOutputUpdateBytes);
         }
+        store_norms(norms, walk.chunk(i), at, r);
     }
     /// s gamma r_q of the lane's rows.
-    HCP_DEVICE void finish_norms(const float (&r)[2], float (&output_factor)[2], int i) {
+    HCP_DEVICE void make_output_factors(const float (&r)[2], float (&output_factor)[2], int i) {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
             const uint32_t token = at.first_row + 8 * half;
             const auto gamma =
                 device::load_shared<float>(shared.gates(i) + 4 * (kGammaField + token));
             output_factor[half] = p.shape.scale * gamma * r[half];
-            if (at.diagonal && p.q_norms != nullptr) {
-                store_norm(p.q_norms, walk, p.shape, walk.chunk(i), token, r[half]);
-            }
         }
     }
 

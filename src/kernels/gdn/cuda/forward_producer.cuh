@@ -73,11 +73,11 @@ struct ForwardProducer {
             if constexpr (Config::kOutput) {
                 const int m = i - walk.catch_up();
                 if (m >= 0) {
-                    shared.template wait_empty<Config::kQueryEmpty, Config::kQueries>(m);
-                    fill_tile(shared.queries(m), 2, chunk.tokens,
-                              shared.barrier(Config::kQueryFull + m % Config::kQueries),
+                    shared.wait_queries_empty(i, m);
+                    fill_tile(shared.queries(i), 2, chunk.tokens,
+                              shared.barrier(Config::kQueryFull + i % Config::kQueries),
                               shared.barrier(Config::kLanding + 1), [&](uint32_t barrier) {
-                                  load_half(&p.q, shared.queries(m), barrier, chunk.token);
+                                  load_half(&p.q, shared.queries(i), barrier, chunk.token);
                               });
                 }
             }

@@ -27,7 +27,7 @@ struct StateWarpgroup {
                               const ForwardShared<Config>& its_shared,
                               bool from_identity)
         : p(params), walk(its_walk), shared(its_shared), identity(from_identity) {
-        warp = device::warp_index() % 4;
+        warp = device::shuffle(device::warp_index() % 4, 0);
         lane = device::lane_index();
         pair = lane & 3;
         const uint32_t row = lane & 7, matrix = lane >> 3;
@@ -185,9 +185,9 @@ struct StateWarpgroup {
         device::keep_registers(u);
         wait_update(i);
         make_r(i);
-        shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
+        shared.wait_queries_full(i, m);
         issue_update(i);
-        state.issue_rows(o, shared.queries(m));
+        state.issue_rows(o, shared.queries(i));
         if (m > 0) {
             stage_output(m - 1);
         }
@@ -197,7 +197,7 @@ struct StateWarpgroup {
         state.keep_packed();
         scale_output(i);
         state.issue_output(o, shared.update(i) + Config::kOutputUpdate);
-        release_inputs(i, m);
+        release_inputs(i);
         state.pack();
         // Nothing may be in flight at the end: the compiler would serialise all products.
         device::wgmma_wait<0>();
@@ -217,11 +217,11 @@ struct StateWarpgroup {
             o[4 * t + 3] *= factor.y;
         }
     }
-    HCP_DEVICE void release_inputs(int i, int m) {
+    HCP_DEVICE void release_inputs(int i) {
         if (lane == 0) {
             device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
             arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + m % Config::kQueries));
+            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
         }
     }
     HCP_DEVICE void pack_output() {
