@@ -55,12 +55,12 @@ struct ForwardConfig {
     static constexpr int kProducerRegisters = 40;
 
     // Stages. Even numbers: the blocks of a cluster take turns with chunks.
-    static constexpr int kKeys = 4;
+    static constexpr int kKeys = kOutput ? 4 : 6;
     static constexpr int kQueries = kOutput ? 4 : 0;
     static constexpr int kValues = kOutput ? 2 : 4;
     static constexpr int kUpdates = 2;
     static constexpr int kUpdatesFree = 4;  // barriers that say a stage of updates is free again
-    static constexpr int kGates = 4;
+    static constexpr int kGates = kOutput ? 4 : 6;
     static constexpr int kStaged = kOutput ? 1 : kRemake ? 2 : 0;
 
     static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // K or Q of a chunk

@@ -66,6 +66,7 @@ struct StateWarpgroup {
             // Not right after the loads of V: the arrival can overtake them.
             arrive(Config::kValueEmpty + i % Config::kValues);
         }
+        arrive(Config::kGateEmpty + i % Config::kGates);
     }
     HCP_DEVICE void arrive(int barrier) {
         if (lane == 0) {
@@ -153,7 +154,6 @@ struct StateWarpgroup {
         state.keep_r();
         state.keep_packed();
         release_update(i);
-        arrive(Config::kGateEmpty + i % Config::kGates);
         state.pack();
     }
     HCP_DEVICE void save(int i) {
@@ -183,6 +183,7 @@ struct StateWarpgroup {
         load_inputs(i);
         device::wgmma_wait<0>();
         device::keep_registers(u);
+        release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
         wait_update(i);
         make_r(i);
         shared.wait_queries_full(i, m);
@@ -197,7 +198,7 @@ struct StateWarpgroup {
         state.keep_packed();
         scale_output(i);
         state.issue_output(o, shared.update(i) + Config::kOutputUpdate);
-        release_inputs(i);
+        release_queries(i);
         state.pack();
         // Nothing may be in flight at the end: the compiler would serialise all products.
         device::wgmma_wait<0>();
@@ -217,10 +218,8 @@ struct StateWarpgroup {
             o[4 * t + 3] *= factor.y;
         }
     }
-    HCP_DEVICE void release_inputs(int i) {
+    HCP_DEVICE void release_queries(int i) {
         if (lane == 0) {
-            device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
-            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
             arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
         }
     }
