@@ -30,26 +30,33 @@ struct QueryWarpgroup {
           tiles{its_shared.inverse()},
           norms(norms_of(params.q_norms, its_walk, params.shape)) {}
 
-    /// r_q of the lane's two rows, from the diagonal blocks of Q Q^T: a fragment of 16 rows of Q is
-    /// both operands.
+    /// r_q of the lane's two rows. Lanes 2 i and 2 i + 1 sum half a row each, with few
+    /// instructions: all loops together should fit the instruction cache, and the tensor cores are
+    /// busy.
     HCP_DEVICE void make_norms(float (&r)[2], uint32_t queries) {
         r[0] = r[1] = 1.0F;
         if (!p.shape.use_qk_l2norm) {
             return;
         }
-        float low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-        const uint32_t row = 16 * at.warp + (at.lane & 15), right = 16 * (at.lane >> 4);
-#pragma unroll 2  // all loops together should fit the instruction cache
+        const uint32_t half = at.lane & 1, row = 16 * at.warp + at.lane / 2;
+        const uint32_t from = queries + half * kPanelBytes + 128 * row;
+        const uint32_t first = (row & 7) ^ (4 * half);  // against bank conflicts
+        float even = 0.0F, odd = 0.0F;
+#pragma unroll 2
         for (uint32_t k = 0; k < 8; ++k) {
-            uint32_t a[4];
-            device::load_matrix(a, queries + (k >> 2) * kPanelBytes +
-                                       device::swizzle_128(row * 128 + (32 * k & 127) + right));
-            device::mma_bf16(low, a, {a[0], a[2]});
-            device::mma_bf16(high, a, {a[1], a[3]});
+            const auto words = device::load_shared<device::Word4>(from + 16 * (first ^ k));
+            const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const device::Float2 value = device::unpack_bf16(word[x]);
+                even += value.x * value.x;
+                odd += value.y * value.y;
+            }
         }
-        const uint32_t holder = (at.lane & 28) | at.group / 2;
-        r[0] = device::shuffle(at.odd ? low[1] : low[0], holder);
-        r[1] = device::shuffle(at.odd ? high[3] : high[2], holder);
+        float sum = even + odd;
+        sum += device::shuffle_xor(sum, 1);
+        r[0] = device::shuffle(sum, 2 * at.group);
+        r[1] = device::shuffle(sum, 2 * at.group + 16);
         r[0] = device::rsqrt_approximate(r[0] + kNormEpsilon);
         r[1] = device::rsqrt_approximate(r[1] + kNormEpsilon);
     }

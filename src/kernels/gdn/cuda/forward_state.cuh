@@ -21,6 +21,7 @@ struct StateWarpgroup {
     float u[32], o[32];  // K H and O, V rows x tokens
     uint32_t v[4][4], packed_o[4][4];
     device::Float2 beta[8];
+    float decay;  // e^B
 
     HCP_DEVICE StateWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
@@ -74,7 +75,7 @@ struct StateWarpgroup {
         }
     }
 
-    /// beta and V, ahead of the wait for K H.
+    /// beta, e^B and V, ahead of the wait for K H.
     HCP_DEVICE void load_inputs(int i) {
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
 #pragma unroll
@@ -82,7 +83,7 @@ struct StateWarpgroup {
             beta[t] = device::load_shared<device::Float2>(shared.gates(i) + 4 * kBetaField +
                                                           32 * t + 8 * pair);
         }
-        state.scale(device::load_shared<float>(shared.gates(i) + 4 * kDecayField));
+        decay = device::load_shared<float>(shared.gates(i) + 4 * kDecayField);
         shared.template wait_full<Config::kValueFull, Config::kValues>(i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -143,6 +144,7 @@ struct StateWarpgroup {
         device::wgmma_wait<0>();
         device::keep_registers(u);
         release_keys(i);
+        state.scale(decay);
         wait_update(i);
         make_r(i);
         issue_update(i);
@@ -184,6 +186,7 @@ struct StateWarpgroup {
         device::wgmma_wait<0>();
         device::keep_registers(u);
         release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
+        state.scale(decay);
         wait_update(i);
         make_r(i);
         shared.wait_queries_full(i, m);
