@@ -44,6 +44,9 @@ T load_global(const T* address, const Site& site = Site::current()) {
     check_global_access(address, sizeof(T), false, site);
     return *address;
 }
+inline void prefetch_global(const void* address, const Site& site = Site::current()) {
+    check_global_access(address, 1, false, site);
+}
 template <class T>
 void store_global(T* address, T value, const Site& site = Site::current()) {
     check_global_access(address, sizeof(T), true, site);

@@ -137,6 +137,8 @@ TEST(GlobalMemory, Misuse) {
     std::vector<float> data(8);
     const LaunchOptions options{.buffers = {{data.data(), 32, false}}};
     EXPECT_TRUE(reports("out of bounds", [&] { device::load_global(data.data() + 8); }, options));
+    EXPECT_TRUE(
+        reports("out of bounds", [&] { device::prefetch_global(data.data() + 8); }, options));
     EXPECT_TRUE(reports("read-only", [&] { device::store_global(data.data(), 1.0F); }, options));
     EXPECT_TRUE(reports("misaligned", [&] {
         device::load_global(

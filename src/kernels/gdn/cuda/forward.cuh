@@ -87,7 +87,7 @@ HCP_DEVICE void forward_role(const ForwardParams& p,
                              const Walk& walk,
                              const ForwardShared<Config>& shared,
                              bool identity) {
-    const uint32_t warpgroup = device::warp_index() / 4;
+    const uint32_t warpgroup = device::shuffle(device::warp_index() / 4, 0);
     if (warpgroup == 0) {
         device::increase_registers<Config::kStateRegisters>();
         StateWarpgroup<Config>(p, walk, shared, identity).run();
@@ -114,7 +114,7 @@ HCP_DEVICE void forward_kernel(const ForwardParams& p) {
     }
     zero_forward_tiles(shared);
     bool identity = false;
-    const Walk walk = forward_walk(p, shared, identity);
+    const Walk walk = uniform(forward_walk(p, shared, identity));
     device::sync_block();
     device::cluster_arrive();
     device::cluster_wait();

@@ -16,6 +16,7 @@ struct KeyWarpgroup {
     const ForwardShared<Config>& shared;
     TokenLane at;
     InverseTiles tiles;
+    float* norms;       // where this block leaves r_k, by tokens; null where it need not
     bool inverse_lent;  // the second warpgroup may still read T
 
     float kk[32];
@@ -28,6 +29,7 @@ struct KeyWarpgroup {
           walk(its_walk),
           shared(its_shared),
           tiles{its_shared.inverse()},
+          norms(norms_of(params.k_norms, its_walk, params.shape)),
           inverse_lent(false) {}
 
     HCP_DEVICE void sync() { device::barrier_sync(kKeyBarrier, 128); }
@@ -102,17 +104,6 @@ struct KeyWarpgroup {
         }
     }
 
-    /// T^T diag(e^{B - b} r_k), rows of the warp: the first operand of X, from T^T.
-    HCP_DEVICE void scale_x_operand(uint32_t (&a)[4][4], const device::Float2 (&factor)[8]) {
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-#pragma unroll
-            for (uint32_t x = 0; x < 4; ++x) {
-                const device::Float2 t = device::unpack_f16(a[k][x]), f = factor[2 * k + (x >> 1)];
-                a[k][x] = device::pack_bf16(t.x * f.x, t.y * f.y);
-            }
-        }
-    }
     HCP_DEVICE void issue_x(float (&x)[64], uint32_t (&a)[4][4], int i) {
         const uint64_t keys = device::matrix_descriptor(shared.keys(i), kPanelBytes, 1024);
         device::keep_registers(x);
@@ -180,7 +171,7 @@ struct KeyWarpgroup {
         }
     }
 
-    /// From K K^T to T; its transpose, scaled, is the first operand of X.
+    /// From K K^T to T; T^T diag(e^{B - b} r_k) is the first operand of X.
     HCP_DEVICE void make_inverse(uint32_t (&a)[4][4], int i, bool is_read) {
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
         issue_tokens(kk, shared.keys(i), shared.keys(i));
@@ -202,7 +193,7 @@ struct KeyWarpgroup {
         sync();  // the norms
         write_lower(decays);
         sync();
-        finish_column(tiles, at.warp, a);
+        finish_column(tiles, at.warp, shared.norms() + 256, a);
         if (is_read) {
             device::barrier_arrive(kInverseReady, 256);
         }
@@ -212,13 +203,6 @@ struct KeyWarpgroup {
         const bool main = i >= walk.catch_up();
         uint32_t a[4][4];
         make_inverse(a, i, Config::kOutput && main);
-        device::Float2 factor[8];
-#pragma unroll
-        for (uint32_t t = 0; t < 8; ++t) {
-            factor[t] =
-                device::load_shared<device::Float2>(shared.norms() + 256 + 32 * t + 8 * at.pair);
-        }
-        scale_x_operand(a, factor);
         float x[64];
         issue_x(x, a, i);
         if (main) {
@@ -240,10 +224,8 @@ struct KeyWarpgroup {
             sync();
             save_inverse(i);
         }
-        if (Config::kOutput && at.pair == 0 && p.k_norms != nullptr) {
-            const Chunk chunk = walk.chunk(i);
-            store_norm(p.k_norms, walk, p.shape, chunk, at.first_row, r[0]);
-            store_norm(p.k_norms, walk, p.shape, chunk, at.first_row + 8, r[1]);
+        if constexpr (Config::kOutput) {
+            store_norms(norms, walk.chunk(i), at, r);
         }
     }
 

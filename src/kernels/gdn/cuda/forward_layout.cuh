@@ -55,12 +55,12 @@ struct ForwardConfig {
     static constexpr int kProducerRegisters = 40;
 
     // Stages. Even numbers: the blocks of a cluster take turns with chunks.
-    static constexpr int kKeys = 4;
+    static constexpr int kKeys = kOutput ? 4 : 6;
     static constexpr int kQueries = kOutput ? 4 : 0;
     static constexpr int kValues = kOutput ? 2 : 4;
     static constexpr int kUpdates = 2;
     static constexpr int kUpdatesFree = 4;  // barriers that say a stage of updates is free again
-    static constexpr int kGates = 4;
+    static constexpr int kGates = kOutput ? 4 : 6;
     static constexpr int kStaged = kOutput ? 1 : kRemake ? 2 : 0;
 
     static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // K or Q of a chunk
@@ -128,8 +128,8 @@ struct ForwardShared {
     HCP_DEVICE uint32_t keys(int i) const {
         return base + Config::kKeysAt + i % Config::kKeys * Config::kTileBytes;
     }
-    HCP_DEVICE uint32_t queries(int m) const {
-        return base + Config::kQueriesAt + m % Config::kQueries * Config::kTileBytes;
+    HCP_DEVICE uint32_t queries(int i) const {
+        return base + Config::kQueriesAt + i % Config::kQueries * Config::kTileBytes;
     }
     HCP_DEVICE uint32_t values(int i) const {
         return base + Config::kValuesAt + i % Config::kValues * kPanelBytes;
@@ -158,6 +158,17 @@ struct ForwardShared {
     HCP_DEVICE void wait_empty(int i) const {
         constexpr uint32_t kSleepNs = 20;
         device::mbarrier_wait_sleeping(barrier(First + i % Stages), (i / Stages & 1) ^ 1, kSleepNs);
+    }
+    /// The same for Q, whose m-th filling is of chunk i: where i is the same for all threads, so
+    /// are the addresses of products.
+    HCP_DEVICE void wait_queries_full(int i, int m) const {
+        device::mbarrier_wait(barrier(Config::kQueryFull + i % Config::kQueries),
+                              m / Config::kQueries & 1);
+    }
+    HCP_DEVICE void wait_queries_empty(int i, int m) const {
+        constexpr uint32_t kSleepNs = 20;
+        device::mbarrier_wait_sleeping(barrier(Config::kQueryEmpty + i % Config::kQueries),
+                                       (m / Config::kQueries & 1) ^ 1, kSleepNs);
     }
     /// Whether this block makes X and Y of the chunk.
     HCP_DEVICE bool owns(int i) const { return (i & 1) == static_cast<int>(rank); }

@@ -15,6 +15,7 @@ struct QueryWarpgroup {
     const ForwardShared<Config>& shared;
     TokenLane at;
     InverseTiles tiles;
+    float* norms;  // where this block leaves r_q, by tokens; null where it need not
 
     float qk[32];
     // P, the first operand of Y: blocks before the warp's own (garbage from there on), and its own.
@@ -23,41 +24,52 @@ struct QueryWarpgroup {
     HCP_DEVICE QueryWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
                               const ForwardShared<Config>& its_shared)
-        : p(params), walk(its_walk), shared(its_shared), tiles{its_shared.inverse()} {}
+        : p(params),
+          walk(its_walk),
+          shared(its_shared),
+          tiles{its_shared.inverse()},
+          norms(norms_of(params.q_norms, its_walk, params.shape)) {}
 
-    /// r_q of the lane's two rows, from the diagonal blocks of Q Q^T: a fragment of 16 rows of Q is
-    /// both operands.
+    /// r_q of the lane's two rows. Lanes 2 i and 2 i + 1 sum half a row each, with few
+    /// instructions: all loops together should fit the instruction cache, and the tensor cores are
+    /// busy.
     HCP_DEVICE void make_norms(float (&r)[2], uint32_t queries) {
         r[0] = r[1] = 1.0F;
         if (!p.shape.use_qk_l2norm) {
             return;
         }
-        float low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-        const uint32_t row = 16 * at.warp + (at.lane & 15), right = 16 * (at.lane >> 4);
-#pragma unroll
+        const uint32_t half = at.lane & 1, row = 16 * at.warp + at.lane / 2;
+        const uint32_t from = queries + half * kPanelBytes + 128 * row;
+        const uint32_t first = (row & 7) ^ (4 * half);  // against bank conflicts
+        float even = 0.0F, odd = 0.0F;
+#pragma unroll 2
         for (uint32_t k = 0; k < 8; ++k) {
-            uint32_t a[4];
-            device::load_matrix(a, queries + (k >> 2) * kPanelBytes +
-                                       device::swizzle_128(row * 128 + (32 * k & 127) + right));
-            device::mma_bf16(low, a, {a[0], a[2]});
-            device::mma_bf16(high, a, {a[1], a[3]});
+            const auto words = device::load_shared<device::Word4>(from + 16 * (first ^ k));
+            const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const device::Float2 value = device::unpack_bf16(word[x]);
+                even += value.x * value.x;
+                odd += value.y * value.y;
+            }
         }
-        const uint32_t holder = (at.lane & 28) | at.group / 2;
-        r[0] = device::shuffle(at.odd ? low[1] : low[0], holder);
-        r[1] = device::shuffle(at.odd ? high[3] : high[2], holder);
+        float sum = even + odd;
+        sum += device::shuffle_xor(sum, 1);
+        r[0] = device::shuffle(sum, 2 * at.group);
+        r[1] = device::shuffle(sum, 2 * at.group + 16);
         r[0] = device::rsqrt_approximate(r[0] + kNormEpsilon);
         r[1] = device::rsqrt_approximate(r[1] + kNormEpsilon);
     }
 
     /// P = s (r_q Q)(r_k K)^T o Gam
     HCP_DEVICE void make_probabilities(const TokenDecays& decays, const float (&r)[2]) {
-        const uint32_t norms = shared.norms() + 8 * at.pair;
+        const uint32_t factors = shared.norms() + 8 * at.pair;
         const float row[2] = {p.shape.scale * r[0], p.shape.scale * r[1]};
         const float decayed[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
 #pragma unroll
         for (uint32_t t = 0; t < 6; ++t) {
             const float* x = qk + 4 * t;
-            const auto norm = device::load_shared<device::Float2>(norms + 32 * t);
+            const auto norm = device::load_shared<device::Float2>(factors + 32 * t);
             const device::Float2 c = {norm.x * decays.column[t].x, norm.y * decays.column[t].y};
             uint32_t* to = &far[t / 2][2 * (t & 1)];
             to[0] = device::pack_f16(x[0] * c.x * decayed[0], x[1] * c.y * decayed[0]);
@@ -65,7 +77,7 @@ struct QueryWarpgroup {
         }
 #pragma unroll
         for (uint32_t t = 0; t < 2; ++t) {
-            const auto c = device::load_shared<device::Float2>(norms + 64 * at.warp + 32 * t);
+            const auto c = device::load_shared<device::Float2>(factors + 64 * at.warp + 32 * t);
             float x[4];
 #pragma unroll
             for (uint32_t e = 0; e < 4; ++e) {
@@ -165,21 +177,21 @@ struct QueryWarpgroup {
     HCP_DEVICE void step(int i) {
         const int m = i - walk.catch_up();
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
-        shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
-        issue_tokens(qk, shared.queries(m), shared.keys(i));
+        shared.wait_queries_full(i, m);
+        issue_tokens(qk, shared.queries(i), shared.keys(i));
         float r[2], output_factor[2];
-        make_norms(r, shared.queries(m));
+        make_norms(r, shared.queries(i));
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
         TokenDecays decays;
         decays.load(shared.gates(i), at);
-        finish_norms(r, output_factor, i);
+        make_output_factors(r, output_factor, i);
         device::wgmma_wait<0>();
         device::keep_registers(qk);
         device::barrier_sync(kNormsReady, 256);
         make_probabilities(decays, r);
         release(i);
         if (at.lane == 0) {
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + m % Config::kQueries));
+            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
         }
         device::barrier_sync(kInverseReady, 256);
         float y[8][4];
@@ -192,18 +204,16 @@ struct QueryWarpgroup {
         if (device::thread_index() % 128 == 0) {
             send(shared, i, Config::kOutputUpdate, Config::kOutputUpdateBytes);
         }
+        store_norms(norms, walk.chunk(i), at, r);
     }
     /// s gamma r_q of the lane's rows.
-    HCP_DEVICE void finish_norms(const float (&r)[2], float (&output_factor)[2], int i) {
+    HCP_DEVICE void make_output_factors(const float (&r)[2], float (&output_factor)[2], int i) {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
             const uint32_t token = at.first_row + 8 * half;
             const auto gamma =
                 device::load_shared<float>(shared.gates(i) + 4 * (kGammaField + token));
             output_factor[half] = p.shape.scale * gamma * r[half];
-            if (at.diagonal && p.q_norms != nullptr) {
-                store_norm(p.q_norms, walk, p.shape, walk.chunk(i), token, r[half]);
-            }
         }
     }
 

@@ -73,11 +73,11 @@ struct ForwardProducer {
             if constexpr (Config::kOutput) {
                 const int m = i - walk.catch_up();
                 if (m >= 0) {
-                    shared.template wait_empty<Config::kQueryEmpty, Config::kQueries>(m);
-                    fill_tile(shared.queries(m), 2, chunk.tokens,
-                              shared.barrier(Config::kQueryFull + m % Config::kQueries),
+                    shared.wait_queries_empty(i, m);
+                    fill_tile(shared.queries(i), 2, chunk.tokens,
+                              shared.barrier(Config::kQueryFull + i % Config::kQueries),
                               shared.barrier(Config::kLanding + 1), [&](uint32_t barrier) {
-                                  load_half(&p.q, shared.queries(m), barrier, chunk.token);
+                                  load_half(&p.q, shared.queries(i), barrier, chunk.token);
                               });
                 }
             }
@@ -107,11 +107,18 @@ struct ForwardProducer {
         }
     }
 
+    /// Without outputs a chunk takes less time than a load from memory; with them its loop should
+    /// be short, for the instruction cache.
+    static constexpr int kGatesAhead = 4;
+
     HCP_DEVICE void scan() {
         const int count = walk.count();
         RawGates next = count > 0 ? load_gates(p.gates, walk.chunk(0), walk.head) : RawGates{};
         for (int i = 0; i < count; ++i) {
             const RawGates raw = next;
+            if (!Config::kOutput && i + kGatesAhead < count) {
+                prefetch_gates(p.gates, walk.chunk(i + kGatesAhead), walk.head);
+            }
             if (i + 1 < count) {
                 next = load_gates(p.gates, walk.chunk(i + 1), walk.head);
             }

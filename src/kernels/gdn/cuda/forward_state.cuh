@@ -21,13 +21,14 @@ struct StateWarpgroup {
     float u[32], o[32];  // K H and O, V rows x tokens
     uint32_t v[4][4], packed_o[4][4];
     device::Float2 beta[8];
+    float decay;  // e^B
 
     HCP_DEVICE StateWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
                               const ForwardShared<Config>& its_shared,
                               bool from_identity)
         : p(params), walk(its_walk), shared(its_shared), identity(from_identity) {
-        warp = device::warp_index() % 4;
+        warp = device::shuffle(device::warp_index() % 4, 0);
         lane = device::lane_index();
         pair = lane & 3;
         const uint32_t row = lane & 7, matrix = lane >> 3;
@@ -66,6 +67,7 @@ struct StateWarpgroup {
             // Not right after the loads of V: the arrival can overtake them.
             arrive(Config::kValueEmpty + i % Config::kValues);
         }
+        arrive(Config::kGateEmpty + i % Config::kGates);
     }
     HCP_DEVICE void arrive(int barrier) {
         if (lane == 0) {
@@ -73,7 +75,7 @@ struct StateWarpgroup {
         }
     }
 
-    /// beta and V, ahead of the wait for K H.
+    /// beta, e^B and V, ahead of the wait for K H.
     HCP_DEVICE void load_inputs(int i) {
         shared.template wait_full<Config::kGateFull, Config::kGates>(i);
 #pragma unroll
@@ -81,7 +83,7 @@ struct StateWarpgroup {
             beta[t] = device::load_shared<device::Float2>(shared.gates(i) + 4 * kBetaField +
                                                           32 * t + 8 * pair);
         }
-        state.scale(device::load_shared<float>(shared.gates(i) + 4 * kDecayField));
+        decay = device::load_shared<float>(shared.gates(i) + 4 * kDecayField);
         shared.template wait_full<Config::kValueFull, Config::kValues>(i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -142,6 +144,7 @@ struct StateWarpgroup {
         device::wgmma_wait<0>();
         device::keep_registers(u);
         release_keys(i);
+        state.scale(decay);
         wait_update(i);
         make_r(i);
         issue_update(i);
@@ -153,7 +156,6 @@ struct StateWarpgroup {
         state.keep_r();
         state.keep_packed();
         release_update(i);
-        arrive(Config::kGateEmpty + i % Config::kGates);
         state.pack();
     }
     HCP_DEVICE void save(int i) {
@@ -183,11 +185,13 @@ struct StateWarpgroup {
         load_inputs(i);
         device::wgmma_wait<0>();
         device::keep_registers(u);
+        release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
+        state.scale(decay);
         wait_update(i);
         make_r(i);
-        shared.template wait_full<Config::kQueryFull, Config::kQueries>(m);
+        shared.wait_queries_full(i, m);
         issue_update(i);
-        state.issue_rows(o, shared.queries(m));
+        state.issue_rows(o, shared.queries(i));
         if (m > 0) {
             stage_output(m - 1);
         }
@@ -197,7 +201,7 @@ struct StateWarpgroup {
         state.keep_packed();
         scale_output(i);
         state.issue_output(o, shared.update(i) + Config::kOutputUpdate);
-        release_inputs(i, m);
+        release_queries(i);
         state.pack();
         // Nothing may be in flight at the end: the compiler would serialise all products.
         device::wgmma_wait<0>();
@@ -217,11 +221,9 @@ struct StateWarpgroup {
             o[4 * t + 3] *= factor.y;
         }
     }
-    HCP_DEVICE void release_inputs(int i, int m) {
+    HCP_DEVICE void release_queries(int i) {
         if (lane == 0) {
-            device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
-            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + m % Config::kQueries));
+            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
         }
     }
     HCP_DEVICE void pack_output() {

@@ -37,7 +37,8 @@ struct TokenLane {
     uint32_t warp, lane, group, pair, first_row;
     bool diagonal, odd;
     HCP_DEVICE TokenLane() {
-        warp = device::warp_index() % 4;
+        warp =
+            device::shuffle(device::warp_index() % 4, 0);  // so that the compiler sees it uniform
         lane = device::lane_index();
         group = lane / 4;
         pair = lane & 3;
@@ -54,12 +55,22 @@ struct TokenLane {
 /// In |x|^2 + epsilon, as the contract has it.
 constexpr float kNormEpsilon = 1e-6F;
 
-/// Keeps a norm for backward: once a key head.
-HCP_DEVICE void store_norm(
-    float* norms, const Walk& walk, const Shape& shape, Chunk chunk, uint32_t row, float value) {
-    if (static_cast<int32_t>(row) < chunk.tokens && walk.first_of_key_head) {
-        device::store_global(norms + int64_t{walk.key_head} * shape.tokens + chunk.token + row,
-                             value);
+/// Where the norms of a key head's tokens go: backward needs them, from one value head each.
+HCP_DEVICE float* norms_of(float* norms, const Walk& walk, const Shape& shape) {
+    return norms == nullptr || !walk.first_of_key_head
+               ? nullptr
+               : norms + int64_t{walk.key_head} * shape.tokens;
+}
+HCP_DEVICE void store_norms(float* norms, Chunk chunk, const TokenLane& at, const float (&r)[2]) {
+    if (norms == nullptr || at.pair != 0) {
+        return;
+    }
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+        const auto row = static_cast<int32_t>(at.first_row + 8 * half);
+        if (row < chunk.tokens) {
+            device::store_global(norms + chunk.token + row, r[half]);
+        }
     }
 }
 

@@ -93,34 +93,66 @@ HCP_DEVICE void invert_diagonal(const InverseTiles& tiles, uint32_t warp, uint32
     device::store_matrix_transposed(tiles.at(at + 8 + row, at), {device::pack_f16(e[0], e[1])});
 }
 
-/// A 16 x 16 result as the first operand of the next product.
-HCP_DEVICE void pack_block(uint32_t (&to)[4], const float (&d)[2][4], float sign) {
-#pragma unroll
-    for (int x = 0; x < 4; ++x) {
-        to[x] = device::pack_f16(sign * d[x >> 1][2 * (x & 1)], sign * d[x >> 1][2 * (x & 1) + 1]);
-    }
-}
-/// d += a B^T for a block B of 16 x 16 as load_matrix gives it from rows_at.
+/// d += a B^T for a block B of 16 x 16 as load_matrix gives it.
 HCP_DEVICE void multiply_block(float (&d)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
     device::mma_f16(d[0], a, {b[0], b[1]});
     device::mma_f16(d[1], a, {b[2], b[3]});
 }
+/// -sum B^T, as the first operand of the next product in `t` and in fp32.
+HCP_DEVICE void solve_block(const float (&sum)[2][4],
+                            const uint32_t (&b)[4],
+                            float (&e)[2][4],
+                            uint32_t (&t)[4]) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+        const float* from = sum[x >> 1] + 2 * (x & 1);
+        t[x] = device::pack_f16(-from[0], -from[1]);
+        e[x >> 1][2 * (x & 1)] = e[x >> 1][2 * (x & 1) + 1] = 0.0F;
+    }
+    multiply_block(e, t, b);
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+        t[x] = device::pack_f16(e[x >> 1][2 * (x & 1)], e[x >> 1][2 * (x & 1) + 1]);
+    }
+}
 
-/// Block column `warp` of T from its diagonal blocks and L: t[k] is block (k, warp) transposed, 0
-/// above the diagonal; also stored. T_iw = -T_ii (L_iw T_ww + .. + L_i,i-1 T_i-1,w).
-HCP_DEVICE void finish_column(const InverseTiles& tiles, uint32_t warp, uint32_t (&t)[4][4]) {
-    const uint32_t lane = device::lane_index();
-    const uint32_t row = (lane >> 4) * 8 + (lane & 7), column = lane & 8;
-    uint32_t own[4], lower[4][3][4], diagonal[4][4];
-    float sum[4][2][4];
-    device::load_matrix_transposed(own, tiles.transposed_at(warp, warp));
+/// L and the diagonal blocks of T, as second operands.
+struct LowerBlocks {
+    uint32_t lower[4][3][4], diagonal[4][4];
+    HCP_DEVICE void load(const InverseTiles& tiles) {
+        const uint32_t lane = device::lane_index();
+        const uint32_t row = (lane >> 4) * 8 + (lane & 7), column = lane & 8;
 #pragma unroll
-    for (uint32_t i = 1; i < 4; ++i) {
+        for (uint32_t i = 1; i < 4; ++i) {
 #pragma unroll
-        for (uint32_t k = 0; k < i; ++k) {
-            device::load_matrix(lower[i][k], tiles.lower_at(16 * i + row, 16 * k + column));
+            for (uint32_t k = 0; k < i; ++k) {
+                device::load_matrix(lower[i][k], tiles.lower_at(16 * i + row, 16 * k + column));
+            }
+            device::load_matrix(diagonal[i], tiles.at(16 * i + row, 16 * i + column));
         }
-        device::load_matrix(diagonal[i], tiles.at(16 * i + row, 16 * i + column));
+    }
+};
+
+/// Block column `warp` of T from its diagonal blocks and L, T_iw = -T_ii (L_iw T_ww + .. + L_i,i-1
+/// T_i-1,w), into `tiles`. a[k] is block (k, warp) transposed, times a factor for each of the 16
+/// tokens of block k (floats at `factors`), in bf16 as a first operand; 0 above the diagonal.
+HCP_DEVICE void finish_column(const InverseTiles& tiles,
+                              uint32_t warp,
+                              uint32_t factors,
+                              uint32_t (&a)[4][4]) {
+    uint32_t t[4], own[4];
+    LowerBlocks blocks;
+    float sum[4][2][4];
+    const uint32_t pair = 8 * (device::lane_index() & 3);
+    const auto factor = [&](uint32_t block, uint32_t half) {
+        return device::load_shared<device::Float2>(factors + 64 * block + 32 * half + pair);
+    };
+    device::load_matrix_transposed(t, tiles.transposed_at(warp, warp));
+    blocks.load(tiles);
+#pragma unroll
+    for (uint32_t x = 0; x < 4; ++x) {
+        const device::Float2 value = device::unpack_f16(t[x]), f = factor(warp, x >> 1);
+        own[x] = device::pack_bf16(value.x * f.x, value.y * f.y);
     }
 #pragma unroll
     for (int x = 0; x < 32; ++x) {
@@ -128,23 +160,25 @@ HCP_DEVICE void finish_column(const InverseTiles& tiles, uint32_t warp, uint32_t
     }
 #pragma unroll
     for (uint32_t k = 0; k < 4; ++k) {
-        if (k > 0 && k > warp) {
-            uint32_t a[4];
-            float e[2][4] = {};
-            pack_block(a, sum[k], -1.0F);
-            multiply_block(e, a, diagonal[k]);
-            pack_block(t[k], e, 1.0F);
-            device::store_matrix_transposed(tiles.transposed_at(k, warp), t[k]);
-        } else {
 #pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                t[k][x] = k == warp ? own[x] : 0;
+        for (int x = 0; x < 4; ++x) {
+            a[k][x] = k == warp ? own[x] : 0;
+        }
+        if (k > 0 && k > warp) {
+            float e[2][4];
+            solve_block(sum[k], blocks.diagonal[k], e, t);
+            device::store_matrix_transposed(tiles.transposed_at(k, warp), t);
+#pragma unroll
+            for (uint32_t x = 0; x < 4; ++x) {
+                const device::Float2 f = factor(k, x >> 1);
+                const float* from = e[x >> 1] + 2 * (x & 1);
+                a[k][x] = device::pack_bf16(from[0] * f.x, from[1] * f.y);
             }
         }
         if (k >= warp) {
 #pragma unroll
             for (uint32_t i = k + 1; i < 4; ++i) {
-                multiply_block(sum[i], t[k], lower[i][k]);
+                multiply_block(sum[i], t, blocks.lower[i][k]);
             }
         }
     }

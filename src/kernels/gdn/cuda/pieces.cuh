@@ -30,6 +30,28 @@ struct Walk {
     HCP_DEVICE int64_t global_chunk(int i) const { return int64_t{first_chunk} + begin + i; }
 };
 
+/// The same, so that the compiler sees that all lanes have it: loops over it then keep addresses of
+/// products and branches out of the lanes' registers.
+HCP_DEVICE Walk uniform(Walk walk) {
+    const auto broadcast = [](int32_t& value) { value = device::shuffle(value, 0); };
+    broadcast(walk.segment);
+    broadcast(walk.head);
+    broadcast(walk.key_head);
+    broadcast(walk.first_token);
+    broadcast(walk.tokens);
+    broadcast(walk.first_chunk);
+    broadcast(walk.begin);
+    broadcast(walk.main);
+    broadcast(walk.end);
+    const int32_t flags = device::shuffle((walk.first_of_key_head ? 1 : 0) |
+                                              (walk.from_start ? 2 : 0) | (walk.to_end ? 4 : 0),
+                                          0);
+    walk.first_of_key_head = (flags & 1) != 0;
+    walk.from_start = (flags & 2) != 0;
+    walk.to_end = (flags & 4) != 0;
+    return walk;
+}
+
 HCP_DEVICE Walk begin_walk(const Piece& piece,
                            const Shape& shape,
                            const Chunk* chunks,
