@@ -43,8 +43,12 @@ HCP_DEVICE void init_barriers(const Block& block) {
     init(kErasePairsReady, 4);
     init(kSumsFull, kWarps);
     init(kSumsEmpty, 1);
-    init(kPartsFull, 8 * block.group);
-    init(kPartsEmpty, kWarps * block.group);
+    init(kWritesPartFull, 4);
+    init(kWritesPartEmpty, 4);
+    for (uint32_t i = 0; i < 8; ++i) {
+        init(kReceivedFull + i, 1);
+        init(kReceivedEmpty + i, block.group > 1 ? block.group - 1 : 1);
+    }
     device::fence_mbarrier_init();
 }
 
@@ -96,7 +100,7 @@ HCP_DEVICE void gradients_kernel(const GradientsParams& p) {
         gradients::for_each_item(p, block,
                                  [](const auto&... x) { gradients::gradients_of_reads(x...); });
     }
-    // Nobody leaves while another block may read its part.
+    // Nobody leaves while another block may arrive at its barriers.
     device::cluster_arrive();
     device::cluster_wait();
 }

@@ -6,6 +6,7 @@
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
 #include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_rows.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
@@ -138,10 +139,10 @@ HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
                {norm.x * dot.x - beta.x * through.x, norm.y * dot.y - beta.y * through.y});
     arrive_warp(block, kSumsFull);
     finish(dk);
-    // Nobody reads the last chunk's part any more: who made D has waited for that.
-    store_part(block.shared + kKeyPart, at, dk);
-    device::barrier_arrive(kProductsDone, kWorkingThreads);
-    reduce_parts(p, block, item);
+    uint32_t rows[16];
+    take_rows(block, at, kKeys, rows);
+    add_writes_part(block, item, at, dk);
+    sum_and_store(p, block, item, at, kKeySum, dk, rows);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

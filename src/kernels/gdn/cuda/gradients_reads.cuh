@@ -5,6 +5,7 @@
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
 #include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_rows.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
@@ -54,9 +55,10 @@ HCP_DEVICE void gradients_of_reads(const GradientsParams& p, const Block& block,
                {norm.x * dot.x + through.x, norm.y * dot.y + through.y});
     arrive_warp(block, kSumsFull);
     finish(dq);
-    device::barrier_sync(kProductsDone, kWorkingThreads);
-    hand_out_part(block, at, kQueryPart, dq);
-    reduce_parts(p, block, item);
+    release(block, kKeys);
+    uint32_t rows[16];
+    take_rows(block, at, kQueries, rows);
+    sum_and_store(p, block, item, at, kQuerySum, dq, rows);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients
