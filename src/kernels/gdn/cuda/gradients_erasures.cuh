@@ -65,7 +65,6 @@ HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
     const device::Float2 dot = dot_rows(dr, block.tile(kErrors), at);
     release(block, kErrors);
     pack_operand(operand, dr);
-    wait_gates(block, item);
     store_value_gradient(p, block, item, at, dr);
     return dot;
 }

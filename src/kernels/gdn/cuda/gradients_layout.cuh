@@ -73,7 +73,8 @@ constexpr uint32_t kReceivedWarpBytes = 4608, kReceivedBytes = 4 * kReceivedWarp
 /// Vectors over the chunk's tokens, in two slots that chunks use in turn.
 enum Vector : uint32_t { kSum, kBeta, kGamma, kToEnd, kKeyNorm, kQueryNorm, kVectors };
 constexpr uint32_t kVectorBytes = kChunkTokens * 4;
-constexpr uint32_t kSlotBytes = kVectors * kVectorBytes;
+constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key head
+constexpr uint32_t kSlotBytes = kItem + 16;
 constexpr uint32_t kSlots = kReceived + 2 * kReceivedBytes;
 
 /// Sums for dg. Columns: of N by warp, reads then erasures.

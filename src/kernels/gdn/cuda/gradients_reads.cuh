@@ -36,7 +36,6 @@ HCP_DEVICE device::Float2 read_pairs(
 HCP_DEVICE void gradients_of_reads(const GradientsParams& p, const Block& block, const Item& item) {
     const Place at = place();
     const uint32_t slot = block.slot(item.turn);
-    wait_gates(block, item);
     uint32_t dp[4][4];
     const device::Float2 through = read_pairs(block, item, p.shape.scale, at, dp);
 

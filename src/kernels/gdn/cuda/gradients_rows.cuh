@@ -66,6 +66,23 @@ HCP_DEVICE void store_rows_of(const GradientsParams& p,
     }
 }
 
+/// A row of dx^ of each lane to dx; `rows` as load_kept_rows leaves them.
+HCP_DEVICE void finish_rows(const GradientsParams& p,
+                            const Block& block,
+                            const Item& item,
+                            const Place& at,
+                            Sum sum,
+                            uint32_t below,
+                            float (&dx)[32],
+                            const uint32_t (&rows)[16]) {
+    if (p.shape.use_qk_l2norm) {
+        const uint32_t norms =
+            block.slot(item.turn) + (sum == kKeySum ? kKeyNorm : kQueryNorm) * kVectorBytes;
+        undo_normalisation(dx, rows, device::load_shared<float>(norms + 4 * (at.row + below)));
+    }
+    store_rows_of(p, block, item, at, sum, below, dx);
+}
+
 /// `rows`: from take_rows.
 HCP_DEVICE void sum_and_store(const GradientsParams& p,
                               const Block& block,
@@ -74,7 +91,7 @@ HCP_DEVICE void sum_and_store(const GradientsParams& p,
                               Sum sum,
                               const float (&sums)[64],
                               uint32_t (&rows)[16]) {
-    uint32_t below = kept_row(block, device::lane_index() / 4);
+    const uint32_t below = kept_row(block, device::lane_index() / 4);
     float kept[32], given[32];
 #pragma unroll
     for (uint32_t i = 0; i < 32; ++i) {
@@ -85,28 +102,14 @@ HCP_DEVICE void sum_and_store(const GradientsParams& p,
     if (block.group > 1) {
         exchange(block, item, at, sum, kept, given);
     }
-    const uint32_t norms =
-        block.slot(item.turn) + (sum == kKeySum ? kKeyNorm : kQueryNorm) * kVectorBytes;
-    const uint32_t passes = block.group > 1 ? 1 : 2;
-#pragma unroll 1
-    for (uint32_t pass = 0; pass < passes; ++pass) {
-        if (pass > 0) {
-            below = 8;
-            const Tile tile = sum == kKeySum ? kKeys : kQueries;
-            load_kept_rows(block, at, tile, below, rows);
-            release(block, tile);
-            for (uint32_t i = 0; i < 32; ++i) {
-                kept[i] = given[i];
-            }
-        }
-        if (p.shape.use_qk_l2norm) {
-            undo_normalisation(kept, rows,
-                               device::load_shared<float>(norms + 4 * (at.row + below)));
-        }
-        store_rows_of(p, block, item, at, sum, below, kept);
-    }
+    finish_rows(p, block, item, at, sum, below, kept, rows);
     if (block.group > 1) {
         release_received(block, at, sum);
+    } else {
+        const Tile tile = sum == kKeySum ? kKeys : kQueries;
+        load_kept_rows(block, at, tile, 8, rows);
+        release(block, tile);
+        finish_rows(p, block, item, at, sum, 8, given, rows);
     }
     arrive_warp(block, kGatesEmpty + item.parity());
 }

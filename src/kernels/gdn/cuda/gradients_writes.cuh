@@ -41,7 +41,6 @@ HCP_DEVICE void solve(const Block& block,
                       const Item& item,
                       const Place& at,
                       uint32_t (&solved)[8][4]) {
-    wait_gates(block, item);
     wait_full(block, item, kInverse);
     uint32_t inverse[4][4];
     load_inverse(inverse, block.tile(kInverse), block.slot(item.turn) + kBeta * kVectorBytes, at);
