@@ -3,13 +3,14 @@
 // dq, dk, dv, dg and dbeta of Gated DeltaNet from what the other kernels left (docs/gdn-cuda.md):
 // all chunks and heads at once. A block has one value head of a chunk at a time, a cluster the
 // `group` value heads of a key head; clusters take chunks x key heads in strides. Three warpgroups
-// multiply, one loads: tiles have one buffer each, which the next chunk's load takes as soon as the
-// last reader has released it.
+// multiply, one loads and stores dv: tiles have one buffer each, which the next chunk's load takes
+// as soon as the last reader has released it.
 
 #include "kernels/gdn/cuda/gradients_erasures.cuh"
 #include "kernels/gdn/cuda/gradients_gates.cuh"
 #include "kernels/gdn/cuda/gradients_producer.cuh"
 #include "kernels/gdn/cuda/gradients_reads.cuh"
+#include "kernels/gdn/cuda/gradients_values.cuh"
 #include "kernels/gdn/cuda/gradients_writes.cuh"
 
 namespace hybridcp::gdn::cuda {
@@ -36,8 +37,9 @@ HCP_DEVICE void init_barriers(const Block& block) {
     init(kLanded, 1);
     for (uint32_t slot = 0; slot < 2; ++slot) {
         init(kGatesFull + slot, 1);
-        init(kGatesEmpty + slot, kWarps);
+        init(kGatesEmpty + slot, kWarps + kValueWarps);
     }
+    init(kValueGradientsReady, 4);
     init(kSolvedReady, 4);
     init(kReadPairsReady, 4);
     init(kErasePairsReady, 4);
@@ -73,6 +75,9 @@ HCP_DEVICE void work(const GradientsParams& p, Block block) {
             load_tiles(p, block);
         } else if (device::warp_index() == 13) {
             serve_gates(p, block);
+        } else {
+            const uint32_t half = device::warp_index() - 14;
+            for_each_item(p, block, [half](const auto&... x) { store_value_gradient(x..., half); });
         }
     } else if (warpgroup == 0) {
         device::increase_registers<Config::kWritesRegisters>();

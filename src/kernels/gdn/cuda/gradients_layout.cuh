@@ -43,11 +43,11 @@ constexpr uint32_t tile_bytes(uint32_t tile) {
     const bool is_state = tile == kState || tile == kStateGradient;
     return tile == kInverse ? kInverseBytes : is_state ? kStateBytes : kRowsBytes;
 }
-/// Warps that release a tile: a warpgroup has four.
+/// Warps that release a tile: a warpgroup has four, two store dV.
 constexpr uint32_t tile_readers(uint32_t tile) {
     const bool by_two = tile == kInverse || tile == kErrors || tile == kQueries;
     const bool by_all = tile == kState || tile == kKeys;
-    return by_all ? 12 : by_two ? 8 : 4;
+    return tile == kValueGradients ? 2 : by_all ? 12 : by_two ? 8 : 4;
 }
 
 constexpr uint32_t tile_offset(uint32_t tile) {
@@ -91,7 +91,8 @@ enum Barrier : uint32_t {
     kLanded = kEmpty + kTiles,  // loads of a short chunk
     kGatesFull,
     kGatesEmpty = kGatesFull + 2,
-    kSolvedReady = kGatesEmpty + 2,
+    kValueGradientsReady = kGatesEmpty + 2,
+    kSolvedReady,
     kReadPairsReady,
     kErasePairsReady,
     kSumsFull,
@@ -103,7 +104,7 @@ enum Barrier : uint32_t {
     kBarriers = kReceivedEmpty + 8
 };
 constexpr uint32_t kBarrierSpace = kThroughState + 16;
-constexpr uint32_t kSharedBytes = kBarrierSpace + 8 * kBarriers;
+constexpr uint32_t kSharedBytes = (kBarrierSpace + 8 * kBarriers + 15) & ~15U;
 static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 232448);
 
 /// Named barriers of a warpgroup: the one that makes D has done its products; Z has been read.
