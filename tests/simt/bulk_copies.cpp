@@ -131,6 +131,14 @@ void bulk_copy_cluster(
     });
 }
 
+void store_cluster_async(uint32_t to, Float4 value, uint32_t barrier, const Site& site) {
+    const auto& origin = at("store_cluster_async", site);
+    const auto arrival = simt::begin_arrival(
+        simt::cluster_place(to, sizeof(value), sizeof(value)), sizeof(value),
+        simt::cluster_place(barrier, simt::kMbarrierBytes, simt::kMbarrierBytes), origin);
+    Engine::current().start([=] { simt::arrive(arrival, &value, sizeof(value)); });
+}
+
 void bulk_store(void* to, uint32_t from, uint32_t bytes, const Site& site) {
     const auto& origin = at("bulk_store", site);
     simt::check_bulk(to, bytes, origin);

@@ -39,6 +39,10 @@ template <Accessible T>
 void store_cluster(uint32_t address, T value, const Site& site = Site::current()) {
     write_cluster(address, &value, sizeof(T), site);
 }
+void store_cluster_async(uint32_t to,
+                         Float4 value,
+                         uint32_t barrier,
+                         const Site& site = Site::current());
 template <class T>
 T load_global(const T* address, const Site& site = Site::current()) {
     check_global_access(address, sizeof(T), false, site);

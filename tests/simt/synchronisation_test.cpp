@@ -178,6 +178,53 @@ void cluster_kernel(const TensorMap& map, uint32_t* results) {
     device::cluster_wait();
 }
 
+// Each lane sends its partner 16 bytes, twice to the same place.
+void send_kernel(float* results) {
+    const uint32_t target = device::shared_base(), full = target + 512, empty = full + 8;
+    const uint32_t rank = device::cluster_rank(), peer = rank ^ 1, lane = device::lane_index();
+    if (lane == 0) {
+        device::mbarrier_init(full, 1);
+        device::mbarrier_init(empty, 1);
+        device::fence_mbarrier_init();
+    }
+    device::cluster_arrive();
+    device::cluster_wait();
+    for (uint32_t turn = 0; turn < 2; ++turn) {
+        const float first = static_cast<float>(100 * (rank + 1) + lane + 1000 * turn);
+        device::mbarrier_wait(empty, turn ^ 1);
+        device::store_cluster_async(device::map_shared(target + 16 * lane, peer),
+                                    {first, -first, 2 * first, 0.5F},
+                                    device::map_shared(full, peer));
+        if (lane == 0) {
+            device::mbarrier_arrive_expect(full, 512);
+        }
+        device::mbarrier_wait(full, turn);
+        const auto got = device::load_shared<device::Float4>(target + 16 * lane);
+        device::store_global(&results[(device::block_index() * 2 + turn) * 32 + lane],
+                             got.x + got.y + got.z + got.w);
+        device::sync_warp();
+        if (lane == 0) {
+            device::mbarrier_arrive_cluster(device::map_shared(empty, peer));
+        }
+    }
+    device::cluster_arrive();
+    device::cluster_wait();
+}
+
+TEST(Clusters, AsynchronousStores) {
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+        std::vector<float> results(256);
+        launch({.blocks = 4, .cluster = 2, .shared_bytes = 528, .seed = seed},
+               [&] { send_kernel(results.data()); });
+        for (uint32_t i = 0; i < 256; ++i) {
+            const uint32_t peer = i / 64 % 2 ^ 1;
+            const uint32_t first = 100 * (peer + 1) + i % 32 + 1000 * (i / 32 % 2);
+            EXPECT_EQ(results[i], static_cast<float>(2 * first) + 0.5F)
+                << "seed " << seed << " value " << i;
+        }
+    }
+}
+
 TEST(Clusters, MulticastCopyAndRemoteArrival) {
     Matrix matrix(32, 64);
     for (uint32_t row = 0; row < 32; ++row) {

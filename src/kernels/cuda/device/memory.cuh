@@ -82,8 +82,16 @@ HCP_DEVICE T load_cluster(uint32_t address) {
     return value;
 }
 template <class T>
-HCP_DEVICE void store_cluster(uint32_t address, T value) {
-    HCP_SHARED_STORE("shared::cluster")
+HCP_DEVICE void store_cluster(uint32_t address, T value){HCP_SHARED_STORE("shared::cluster")}
+
+/// Stores asynchronously: completes 16 bytes on `barrier`, which lies in the same block as `to`.
+/// Both addresses come from map_shared. Who waits for the barrier sees the value without a fence.
+HCP_DEVICE void store_cluster_async(uint32_t to, Float4 value, uint32_t barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+        "[%5];" ::"r"(to),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+        : "memory");
 }
 
 #undef HCP_SHARED_ACCESS

@@ -49,6 +49,21 @@ HCP_DEVICE Item item_of(const GradientsParams& p,
     return found;
 }
 
+HCP_DEVICE void wait_gates(const Block& block, uint32_t turn) {
+    device::mbarrier_wait(block.barrier(kGatesFull + (turn & 1)), (turn >> 1) & 1);
+}
+/// The item as the gates' warp left it. The chunk's number is not known.
+HCP_DEVICE Item served_item(const Block& block, uint32_t turn) {
+    wait_gates(block, turn);
+    const auto words = device::load_shared<device::Word4>(block.slot(turn) + kItem);
+    const auto key_head = static_cast<int32_t>(words.z);
+    return {turn,
+            -1,
+            key_head,
+            key_head * static_cast<int32_t>(block.group) + static_cast<int32_t>(block.rank),
+            {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)}};
+}
+
 /// Between polls of the warps that do not multiply.
 constexpr uint32_t kPollNs = 40;
 
@@ -70,10 +85,6 @@ HCP_DEVICE void publish_warp(const Block& block, uint32_t barrier) {
 }
 HCP_DEVICE void release(const Block& block, Tile tile) {
     arrive_warp(block, uint32_t{kEmpty} + tile);
-}
-
-HCP_DEVICE void wait_gates(const Block& block, const Item& item) {
-    device::mbarrier_wait(block.barrier(kGatesFull + item.parity()), (item.turn >> 1) & 1);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

@@ -1,22 +1,21 @@
 #pragma once
 
-// The warpgroup of the gradients kernel that makes dR, dv, dbeta and the part of dk^ that comes
+// The warpgroup of the gradients kernel that makes dR, dV, dbeta and the part of dk^ that comes
 // from what the chunk erases: -gamma (dE H^T) + dN k^.
 
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
 #include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_rows.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
-/// dV = beta dR, through the space of Z.
-HCP_DEVICE void store_value_gradient(const GradientsParams& p,
-                                     const Block& block,
+/// dV = beta dR in the space of Z, for the warps that store it.
+HCP_DEVICE void leave_value_gradient(const Block& block,
                                      const Item& item,
                                      const Place& at,
                                      const float (&dr)[64]) {
     const device::Float2 beta = rows_at(block.slot(item.turn) + kBeta * kVectorBytes, at);
-    const uint32_t tile = block.tile(kValueGradients);
 #pragma unroll
     for (uint32_t step = 0; step < 8; ++step) {
         uint32_t packed[4];
@@ -26,28 +25,14 @@ HCP_DEVICE void store_value_gradient(const GradientsParams& p,
             const float* value = dr + 8 * step + 2 * i;
             packed[i] = device::pack_bf16(factor * value[0], factor * value[1]);
         }
-        device::store_matrix(block_address(tile, 16 * at.warp, 16 * step), packed);
+        device::store_matrix(block_address(block.tile(kValueGradients), 16 * at.warp, 16 * step),
+                             packed);
     }
-    device::sync_warp();
-    const uint32_t lane = device::lane_index();
-    const int64_t row_elements = int64_t{p.shape.value_heads} * kHeadDim;
-    uint16_t* to = p.dv + item.span.token * row_elements + int64_t{item.head} * kHeadDim;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-        const uint32_t row = 16 * at.warp + 2 * i + lane / 16, column = lane % 16 * 8;
-        const auto words = device::load_shared<device::Word4>(element(tile, row, column));
-        if (static_cast<int32_t>(row) < item.span.tokens) {
-            device::store_global(
-                reinterpret_cast<device::Word4*>(to + int64_t{row} * row_elements + column), words);
-        }
-    }
-    device::fence_proxy_async();
-    release(block, kValueGradients);
+    arrive_warp(block, kValueGradientsReady);
 }
 
 /// dR, its products with E by row and itself as operand A.
-HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
-                                        const Block& block,
+HCP_DEVICE device::Float2 solve_adjoint(const Block& block,
                                         const Item& item,
                                         const Place& at,
                                         uint32_t (&operand)[8][4]) {
@@ -64,8 +49,7 @@ HCP_DEVICE device::Float2 solve_adjoint(const GradientsParams& p,
     const device::Float2 dot = dot_rows(dr, block.tile(kErrors), at);
     release(block, kErrors);
     pack_operand(operand, dr);
-    wait_gates(block, item);
-    store_value_gradient(p, block, item, at, dr);
+    leave_value_gradient(block, item, at, dr);
     return dot;
 }
 
@@ -119,7 +103,7 @@ HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
     const Place at = place();
     const uint32_t slot = block.slot(item.turn);
     uint32_t dr[8][4], dn[4][4];
-    const device::Float2 through_beta = solve_adjoint(p, block, item, at, dr);
+    const device::Float2 through_beta = solve_adjoint(block, item, at, dr);
     const device::Float2 through = erase_pairs(block, item, at, dr, dn);
     store_dbeta(p, item, at, {through_beta.x - through.x, through_beta.y - through.y});
 
@@ -138,10 +122,10 @@ HCP_DEVICE void gradients_of_erasures(const GradientsParams& p,
                {norm.x * dot.x - beta.x * through.x, norm.y * dot.y - beta.y * through.y});
     arrive_warp(block, kSumsFull);
     finish(dk);
-    // Nobody reads the last chunk's part any more: who made D has waited for that.
-    store_part(block.shared + kKeyPart, at, dk);
-    device::barrier_arrive(kProductsDone, kWorkingThreads);
-    reduce_parts(p, block, item);
+    uint32_t rows[16];
+    take_rows(block, at, kKeys, rows);
+    add_writes_part(block, item, at, dk);
+    sum_and_store(p, block, item, at, kKeySum, dk, rows);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

@@ -44,6 +44,12 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const
     store(kToEnd, exp2(gates.all - gates.sum[0]), exp2(gates.all - gates.sum[1]));
     store(kKeyNorm, r_k.x, r_k.y);
     store(kQueryNorm, r_q.x, r_q.y);
+    if (device::lane_index() == 0) {
+        device::store_shared(block.slot(item.turn) + kItem,
+                             device::Word4{static_cast<uint32_t>(item.span.token),
+                                           static_cast<uint32_t>(item.span.tokens),
+                                           static_cast<uint32_t>(item.key_head), 0});
+    }
     arrive_warp(block, kGatesFull + item.parity());
     return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
 }

@@ -1,149 +1,177 @@
 #pragma once
 
-// dq^ and dk^ of the value heads of a key head are summed in fp32 through the shared memory of
-// their blocks: each block leaves its part, and finishes some rows of the sums.
+// dq^ and dk^ of the value heads of a key head are summed in fp32. Of every 16 rows a block of the
+// group finishes 16 / group neighbours, so of a lane's two rows at most one (both if it is alone).
+// Lanes keep that row in registers and send the other straight to the same lane of its owner.
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
-/// Parts are 64 rows of 128 floats. Pieces of 32 bytes change places among four, so that neither
-/// the lanes of a quad column nor those of a row meet in a bank.
-HCP_DEVICE uint32_t part_address(uint32_t part, uint32_t row, uint32_t column) {
-    return part + row * (kHeadDim * 4) + ((column * 4) ^ ((row & 3) << 5));
+/// The part of dk^ that comes from what the chunk writes, from lane to lane of two warpgroups.
+HCP_DEVICE uint32_t writes_part(const Block& block, const Place& at) {
+    return block.shared + kWritesPart + at.warp * 8192 + device::lane_index() * 16;
 }
-
-HCP_DEVICE void store_part(uint32_t part, const Place& at, const float (&sums)[64]) {
+HCP_DEVICE void store_writes_part(const Block& block, const Place& at, const float (&sums)[64]) {
+    const uint32_t to = writes_part(block, at);
 #pragma unroll
-    for (uint32_t i = 0; i < 32; ++i) {
-        device::store_shared(part_address(part, at.row + i % 2 * 8, i / 2 * 8 + at.pair),
-                             device::Float2{sums[2 * i], sums[2 * i + 1]});
+    for (uint32_t i = 0; i < 16; ++i) {
+        const float* sum = sums + 4 * i;
+        device::store_shared(to + 512 * i, device::Float4{sum[0], sum[1], sum[2], sum[3]});
     }
 }
-HCP_DEVICE void add_part(uint32_t part, const Place& at, float (&sums)[64]) {
+HCP_DEVICE void add_writes_part(const Block& block,
+                                const Item& item,
+                                const Place& at,
+                                float (&sums)[64]) {
+    device::mbarrier_wait(block.barrier(kWritesPartFull), item.parity());
+    const uint32_t from = writes_part(block, at);
 #pragma unroll
-    for (uint32_t i = 0; i < 32; ++i) {
-        const auto more = device::load_shared<device::Float2>(
-            part_address(part, at.row + i % 2 * 8, i / 2 * 8 + at.pair));
-        sums[2 * i] += more.x;
-        sums[2 * i + 1] += more.y;
+    for (uint32_t i = 0; i < 16; ++i) {
+        const auto more = device::load_shared<device::Float4>(from + 512 * i);
+        sums[4 * i] += more.x;
+        sums[4 * i + 1] += more.y;
+        sums[4 * i + 2] += more.z;
+        sums[4 * i + 3] += more.w;
     }
+    arrive_warp(block, kWritesPartEmpty);
 }
 
-/// Counts this warp in at the barrier of each block of the group.
-HCP_DEVICE void arrive_group(const Block& block, uint32_t barrier) {
-    device::sync_warp();
-    if (device::lane_index() < block.group) {
-        device::mbarrier_arrive_cluster(
-            device::map_shared(block.barrier(barrier), device::lane_index()));
-    }
+HCP_DEVICE uint32_t owner_of(const Block& block, uint32_t row) {
+    return row * block.group / 16;
 }
-/// Waits until nobody reads the parts of the chunk before.
-HCP_DEVICE void wait_parts_empty(const Block& block, const Item& item) {
-    device::mbarrier_wait(block.barrier(kPartsEmpty), item.parity() ^ 1);
+/// 8 if of the rows `row` and `row` + 8 this block finishes the second or none, else 0.
+HCP_DEVICE uint32_t kept_row(const Block& block, uint32_t row) {
+    return owner_of(block, row) == block.rank ? 0 : 8;
 }
 
-HCP_DEVICE void hand_out_part(const Block& block,
-                              const Place& at,
-                              uint32_t part,
-                              const float (&sums)[64]) {
-    store_part(block.shared + part, at, sums);
+/// The kept rows of K or Q as pairs of bf16: `rows`[j] has columns 8 j + pair and the next.
+HCP_DEVICE void load_kept_rows(
+    const Block& block, const Place& at, Tile tile, uint32_t below, uint32_t (&rows)[16]) {
+    const uint32_t lane = device::lane_index();
+    const uint32_t row = 16 * at.warp + lane % 8 + below;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        uint32_t four[4];
+        device::load_matrix(four, element(block.tile(tile), row, 32 * i + lane / 8 * 8));
+        for (uint32_t j = 0; j < 4; ++j) {
+            rows[4 * i + j] = four[j];
+        }
+    }
+}
+/// The same, after which the tile is no longer needed, unless there are more rows to finish.
+HCP_DEVICE void take_rows(const Block& block, const Place& at, Tile tile, uint32_t (&rows)[16]) {
+    load_kept_rows(block, at, tile, kept_row(block, device::lane_index() % 8), rows);
     if (block.group > 1) {
-        device::fence_cluster();
+        release(block, tile);
     }
-    arrive_group(block, kPartsFull);
 }
 
-/// Columns 4 (lane % 8) + 32 i of a row.
-struct RowPiece {
-    float value[16];
+/// Pieces of 16 bytes of a lane's row, of which each sender has 8 a turn or, if the senders are
+/// many, 4 a round.
+struct Slots {
+    uint32_t address, stride;
 };
-
-HCP_DEVICE RowPiece sum_parts(const Block& block, uint32_t part, uint32_t row) {
-    RowPiece sum = {};
-    const uint32_t column = device::lane_index() % 8 * 4;
-    for (uint32_t rank = 0; rank < block.group; ++rank) {
-        const uint32_t from = device::map_shared(block.shared + part, rank);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const auto x =
-                device::load_cluster<device::Float4>(part_address(from, row, column + 32 * i));
-            sum.value[4 * i] += x.x;
-            sum.value[4 * i + 1] += x.y;
-            sum.value[4 * i + 2] += x.z;
-            sum.value[4 * i + 3] += x.w;
-        }
-    }
-    return sum;
+HCP_DEVICE Slots
+slots_of(const Block& block, const Place& at, Sum sum, uint32_t row, uint32_t sender) {
+    const uint32_t rows = (16 + block.group - 1) / block.group, stride = rows * 64;
+    const uint32_t pieces = block.group > 2 ? 4 : 8;
+    return {block.shared + kReceived + sum * kReceivedBytes + at.warp * kReceivedWarpBytes +
+                sender * pieces * stride + row % rows * 64 + at.pair * 8,
+            stride};
 }
 
-/// dx = r (dx^ - x^ <x^, dx^>), by the 8 lanes of a row.
-HCP_DEVICE void undo_normalisation(RowPiece& dx, uint32_t tile, uint32_t row, float norm) {
-    RowPiece x;
-    float dot = 0.0F;
-    const uint32_t column = device::lane_index() % 8 * 4;
+/// Where a lane sends one of its rows.
+struct Receiver {
+    uint32_t to, stride, barrier;
+};
+HCP_DEVICE Receiver receiver_of(const Block& block, const Place& at, Sum sum, uint32_t row) {
+    const uint32_t owner = owner_of(block, row);
+    const Slots slots =
+        slots_of(block, at, sum, row, block.rank < owner ? block.rank : block.rank - 1);
+    return {device::map_shared(slots.address, owner), slots.stride,
+            device::map_shared(block.barrier(kReceivedFull + 4 * sum + at.warp), owner)};
+}
+/// Pieces First to First + 3.
+template <uint32_t First>
+HCP_DEVICE void send(const Receiver& receiver, const float (&row)[32], uint32_t slot) {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-        const auto words = device::load_shared<device::Word2>(element(tile, row, column + 32 * i));
-        const device::Float2 low = device::unpack_bf16(words.x),
-                             high = device::unpack_bf16(words.y);
-        x.value[4 * i] = low.x;
-        x.value[4 * i + 1] = low.y;
-        x.value[4 * i + 2] = high.x;
-        x.value[4 * i + 3] = high.y;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-        dot += x.value[i] * dx.value[i];
-    }
-    for (uint32_t distance = 1; distance < 8; distance <<= 1) {
-        dot += device::shuffle_xor(dot, distance);
-    }
-    const float along = norm * norm * dot;
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-        dx.value[i] = norm * (dx.value[i] - along * x.value[i]);
+        const float* x = row + 4 * (First + i);
+        device::store_cluster_async(receiver.to + (slot + i) * receiver.stride,
+                                    {x[0], x[1], x[2], x[3]}, receiver.barrier);
     }
 }
 
-HCP_DEVICE void store_row(uint16_t* to, const RowPiece& dx) {
-    const uint32_t column = device::lane_index() % 8 * 4;
+/// Adds pieces First to First + Count - 1 of all senders.
+template <uint32_t First, uint32_t Count>
+HCP_DEVICE void receive(const Block& block,
+                        const Place& at,
+                        Sum sum,
+                        uint32_t row,
+                        uint32_t parity,
+                        float (&kept)[32]) {
+    const bool keeps = owner_of(block, row) == block.rank;
+    const uint32_t barrier = block.barrier(kReceivedFull + 4 * sum + at.warp);
+    const uint32_t first = (16 * block.rank + block.group - 1) / block.group;
+    const uint32_t end = (16 * block.rank + 16 + block.group - 1) / block.group;
+    if (device::lane_index() == 0) {
+        device::mbarrier_arrive_expect(barrier, (end - first) * (block.group - 1) * Count * 64);
+    }
+    device::mbarrier_wait(barrier, parity);
+    for (uint32_t sender = 0; keeps && sender + 1 < block.group; ++sender) {
+        const Slots slots = slots_of(block, at, sum, row, sender);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const device::Word2 words = {device::pack_bf16(dx.value[4 * i], dx.value[4 * i + 1]),
-                                     device::pack_bf16(dx.value[4 * i + 2], dx.value[4 * i + 3])};
-        device::store_global(reinterpret_cast<device::Word2*>(to + column + 32 * i), words);
+        for (uint32_t i = 0; i < Count; ++i) {
+            const auto more = device::load_shared<device::Float4>(slots.address + i * slots.stride);
+            float* x = kept + 4 * (First + i);
+            x[0] += more.x;
+            x[1] += more.y;
+            x[2] += more.z;
+            x[3] += more.w;
+        }
+    }
+}
+/// Lets the others send again.
+HCP_DEVICE void release_received(const Block& block, const Place& at, Sum sum) {
+    device::sync_warp();
+    const uint32_t lane = device::lane_index();
+    if (lane < block.group && lane != block.rank) {
+        device::mbarrier_arrive_cluster(
+            device::map_shared(block.barrier(kReceivedEmpty + 4 * sum + at.warp), lane));
     }
 }
 
-/// dq and dk: the group's blocks take four rows in turn, and so do the 12 warps of a block.
-HCP_DEVICE void reduce_parts(const GradientsParams& p, const Block& block, const Item& item) {
-    constexpr uint32_t kFours = kChunkTokens / 4, kWarps = kWorkingThreads / 32;
-    device::mbarrier_wait(block.barrier(kPartsFull), item.parity());
-    if (block.group > 1) {
-        device::fence_cluster();
+/// Sums `kept` over the group; `given` and, if this lane finishes no row, `kept` go to others.
+HCP_DEVICE void exchange(const Block& block,
+                         const Item& item,
+                         const Place& at,
+                         Sum sum,
+                         float (&kept)[32],
+                         const float (&given)[32]) {
+    const uint32_t top = device::lane_index() / 4, row = top + kept_row(block, top);
+    const bool keeps = owner_of(block, row) == block.rank, in_rounds = block.group > 2;
+    const uint32_t empty = block.barrier(kReceivedEmpty + 4 * sum + at.warp);
+    const Receiver of_given = receiver_of(block, at, sum, row ^ 8);
+    device::mbarrier_wait(empty, (in_rounds ? 0 : item.parity()) ^ 1);
+    send<0>(of_given, given, 0);
+    if (!in_rounds) {
+        send<4>(of_given, given, 4);
+        receive<0, 8>(block, at, sum, row, item.parity(), kept);
+        return;
     }
-    const uint32_t first = block.rank + block.group * device::warp_index();
-    for (uint32_t four = first; four < 2 * kFours; four += block.group * kWarps) {
-        const bool of_keys = four >= kFours;
-        const uint32_t row = four % kFours * 4 + device::lane_index() / 8;
-        RowPiece dx = sum_parts(block, of_keys ? kKeyPart : kQueryPart, row);
-        if (p.shape.use_qk_l2norm) {
-            const uint32_t norms =
-                block.slot(item.turn) + (of_keys ? kKeyNorm : kQueryNorm) * kVectorBytes;
-            undo_normalisation(dx, block.tile(of_keys ? kKeys : kQueries), row,
-                               device::load_shared<float>(norms + 4 * row));
-        }
-        if (static_cast<int32_t>(row) < item.span.tokens) {
-            const int64_t at = (item.span.token + int64_t{row}) * p.shape.key_heads + item.key_head;
-            store_row((of_keys ? p.dk : p.dq) + at * kHeadDim, dx);
-        }
+    const Receiver of_kept = receiver_of(block, at, sum, row);
+    if (!keeps) {
+        send<0>(of_kept, kept, 0);
     }
-    // No fence: the parts' values went into what is stored above, so they have been read.
-    arrive_group(block, kPartsEmpty);
-    release(block, kKeys);
-    release(block, kQueries);
-    arrive_warp(block, kGatesEmpty + item.parity());
+    receive<0, 4>(block, at, sum, row, 0, kept);
+    release_received(block, at, sum);
+    device::mbarrier_wait(empty, 0);
+    send<4>(of_given, given, 0);
+    if (!keeps) {
+        send<4>(of_kept, kept, 0);
+    }
+    receive<4, 4>(block, at, sum, row, 1, kept);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

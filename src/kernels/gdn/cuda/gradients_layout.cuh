@@ -43,11 +43,11 @@ constexpr uint32_t tile_bytes(uint32_t tile) {
     const bool is_state = tile == kState || tile == kStateGradient;
     return tile == kInverse ? kInverseBytes : is_state ? kStateBytes : kRowsBytes;
 }
-/// Warps that release a tile: a warpgroup has four.
+/// Warps that release a tile: a warpgroup has four, two store dV.
 constexpr uint32_t tile_readers(uint32_t tile) {
-    const bool by_two = tile == kInverse || tile == kErrors;
-    const bool by_all = tile == kState || tile == kKeys || tile == kQueries;
-    return by_all ? 12 : by_two ? 8 : 4;
+    const bool by_two = tile == kInverse || tile == kErrors || tile == kQueries;
+    const bool by_all = tile == kState || tile == kKeys;
+    return tile == kValueGradients ? 2 : by_all ? 12 : by_two ? 8 : 4;
 }
 
 constexpr uint32_t tile_offset(uint32_t tile) {
@@ -59,20 +59,23 @@ constexpr uint32_t tile_offset(uint32_t tile) {
 }
 
 /// Made here: D (two panels), r_q dP and r_k dN (tokens x tokens). When all products are done the
-/// same space holds the head's part of dq^.
+/// same space holds the part of dk^ that comes from what the chunk writes.
 constexpr uint32_t kSolved = tile_offset(kTiles);
 constexpr uint32_t kReadPairs = kSolved + kRowsBytes;
 constexpr uint32_t kErasePairs = kReadPairs + kPanelBytes;
-constexpr uint32_t kQueryPart = kSolved;
-/// The head's part of dk^.
-constexpr uint32_t kKeyPart = kErasePairs + kPanelBytes;
-constexpr uint32_t kPartBytes = kChunkTokens * kHeadDim * 4;
+constexpr uint32_t kWritesPart = kSolved;
+
+/// What the group's other blocks send of dq^ and dk^, by warp (gradients_group.cuh).
+enum Sum : uint32_t { kQuerySum, kKeySum };
+constexpr uint32_t kReceived = kErasePairs + kPanelBytes;
+constexpr uint32_t kReceivedWarpBytes = 4608, kReceivedBytes = 4 * kReceivedWarpBytes;
 
 /// Vectors over the chunk's tokens, in two slots that chunks use in turn.
 enum Vector : uint32_t { kSum, kBeta, kGamma, kToEnd, kKeyNorm, kQueryNorm, kVectors };
 constexpr uint32_t kVectorBytes = kChunkTokens * 4;
-constexpr uint32_t kSlotBytes = kVectors * kVectorBytes;
-constexpr uint32_t kSlots = kKeyPart + kPartBytes;
+constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key head
+constexpr uint32_t kSlotBytes = kItem + 16;
+constexpr uint32_t kSlots = kReceived + 2 * kReceivedBytes;
 
 /// Sums for dg. Columns: of N by warp, reads then erasures.
 constexpr uint32_t kSums = kSlots + 2 * kSlotBytes;
@@ -88,21 +91,24 @@ enum Barrier : uint32_t {
     kLanded = kEmpty + kTiles,  // loads of a short chunk
     kGatesFull,
     kGatesEmpty = kGatesFull + 2,
-    kSolvedReady = kGatesEmpty + 2,
+    kValueGradientsReady = kGatesEmpty + 2,
+    kSolvedReady,
     kReadPairsReady,
     kErasePairsReady,
     kSumsFull,
     kSumsEmpty,
-    kPartsFull,
-    kPartsEmpty,
-    kBarriers
+    kWritesPartFull,
+    kWritesPartEmpty,
+    kReceivedFull,  // by sum and warp
+    kReceivedEmpty = kReceivedFull + 8,
+    kBarriers = kReceivedEmpty + 8
 };
 constexpr uint32_t kBarrierSpace = kThroughState + 16;
-constexpr uint32_t kSharedBytes = kBarrierSpace + 8 * kBarriers;
+constexpr uint32_t kSharedBytes = (kBarrierSpace + 8 * kBarriers + 15) & ~15U;
 static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 232448);
 
-/// Named barriers: the three warpgroups that work; the four warps that read Z.
-constexpr uint32_t kProductsDone = 1, kValueGradientsRead = 2;
+/// Named barriers of a warpgroup: the one that makes D has done its products; Z has been read.
+constexpr uint32_t kWritesDone = 1, kValueGradientsRead = 2;
 constexpr uint32_t kWorkingThreads = 384;
 
 }  // namespace gradients

@@ -5,6 +5,7 @@
 #include "kernels/gdn/cuda/gradients_group.cuh"
 #include "kernels/gdn/cuda/gradients_pairs.cuh"
 #include "kernels/gdn/cuda/gradients_products.cuh"
+#include "kernels/gdn/cuda/gradients_rows.cuh"
 
 namespace hybridcp::gdn::cuda::gradients {
 
@@ -35,7 +36,6 @@ HCP_DEVICE device::Float2 read_pairs(
 HCP_DEVICE void gradients_of_reads(const GradientsParams& p, const Block& block, const Item& item) {
     const Place at = place();
     const uint32_t slot = block.slot(item.turn);
-    wait_gates(block, item);
     uint32_t dp[4][4];
     const device::Float2 through = read_pairs(block, item, p.shape.scale, at, dp);
 
@@ -54,9 +54,10 @@ HCP_DEVICE void gradients_of_reads(const GradientsParams& p, const Block& block,
                {norm.x * dot.x + through.x, norm.y * dot.y + through.y});
     arrive_warp(block, kSumsFull);
     finish(dq);
-    device::barrier_sync(kProductsDone, kWorkingThreads);
-    hand_out_part(block, at, kQueryPart, dq);
-    reduce_parts(p, block, item);
+    release(block, kKeys);
+    uint32_t rows[16];
+    take_rows(block, at, kQueries, rows);
+    sum_and_store(p, block, item, at, kQuerySum, dq, rows);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

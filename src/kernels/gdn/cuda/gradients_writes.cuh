@@ -41,7 +41,6 @@ HCP_DEVICE void solve(const Block& block,
                       const Item& item,
                       const Place& at,
                       uint32_t (&solved)[8][4]) {
-    wait_gates(block, item);
     wait_full(block, item, kInverse);
     uint32_t inverse[4][4];
     load_inverse(inverse, block.tile(kInverse), block.slot(item.turn) + kBeta * kVectorBytes, at);
@@ -52,7 +51,7 @@ HCP_DEVICE void solve(const Block& block,
     release(block, kInverse);
     release(block, kErrors);
     pack_operand(solved, sums);
-    wait_parts_empty(block, item);
+    device::mbarrier_wait(block.barrier(kWritesPartEmpty), item.parity() ^ 1);
 #pragma unroll
     for (uint32_t step = 0; step < 8; ++step) {
         device::store_matrix(block_address(block.shared + kSolved, 16 * at.warp, 16 * step),
@@ -61,9 +60,7 @@ HCP_DEVICE void solve(const Block& block,
     publish_warp(block, kSolvedReady);
 }
 
-HCP_DEVICE void gradients_of_writes(const GradientsParams& p,
-                                    const Block& block,
-                                    const Item& item) {
+HCP_DEVICE void gradients_of_writes(const GradientsParams&, const Block& block, const Item& item) {
     const Place at = place();
     const uint32_t slot = block.slot(item.turn);
     uint32_t solved[8][4];
@@ -93,10 +90,13 @@ HCP_DEVICE void gradients_of_writes(const GradientsParams& p,
     device::mbarrier_wait(block.barrier(kErasePairsReady), item.parity());
     multiply_transposed(dk, block.shared + kErasePairs, block.tile(kKeys));
     finish(dk);
-    device::barrier_sync(kProductsDone, kWorkingThreads);
-    add_part(block.shared + kKeyPart, at, dk);
-    hand_out_part(block, at, kKeyPart, dk);
-    reduce_parts(p, block, item);
+    release(block, kKeys);
+    release(block, kQueries);
+    arrive_warp(block, kGatesEmpty + item.parity());
+    // The part takes the place of what the other warps' products read.
+    device::barrier_sync(kWritesDone, 128);
+    store_writes_part(block, at, dk);
+    arrive_warp(block, kWritesPartFull);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients
