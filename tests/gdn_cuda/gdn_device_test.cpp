@@ -118,7 +118,7 @@ TEST_P(GdnOnGpu, GeneratedCases) {
         }
     }
     EXPECT_LE(count.above, count.all / 6) << count.all;
-    EXPECT_LE(count.unlucky, count.all / 50) << count.all;
+    EXPECT_LE(count.unlucky, count.all / 50 + 2) << count.all;
     RecordProperty("comparisons", count.all);
     fmt::print("{} comparisons, {} by luck above 1.5 times the emulation\n", count.all,
                count.unlucky);
@@ -303,15 +303,18 @@ TEST(GdnOnGpuSummaries, ChainToTheWhole) {
             const GdnGradients gradients =
                 call->backward(whole.d_o, at::stack({d_middle, whole.dS_end[0]}));
             SCOPED_TRACE(fmt::format("decay {}, cut {}", decay, cut));
-            constexpr double kBar = 3e-3;
-            EXPECT_LE(worst_head_error(output.o, expected.at("o")), kBar);
-            EXPECT_LE(worst_head_error(output.S_end.narrow(0, 1, 1), expected.at("S_end")), kBar);
-            EXPECT_LE(worst_head_error(gradients.dq, expected.at("dq")), kBar);
-            EXPECT_LE(worst_head_error(gradients.dk, expected.at("dk")), kBar);
-            EXPECT_LE(worst_head_error(gradients.dv, expected.at("dv")), kBar);
-            EXPECT_LE(worst_head_error(gradients.dbeta, expected.at("dbeta")), kBar);
-            EXPECT_LE(worst_head_error(gradients.dS_start.narrow(0, 0, 1), expected.at("dS_start")),
-                      kBar);
+            // Without decay both answers keep all roundings of all tokens: the bars against fp64.
+            const double bar = decay == 0.0 ? 8e-3 : 3e-3;
+            const Tensors actual = {{"o", output.o},
+                                    {"S_end", output.S_end.narrow(0, 1, 1)},
+                                    {"dq", gradients.dq},
+                                    {"dk", gradients.dk},
+                                    {"dv", gradients.dv},
+                                    {"dbeta", gradients.dbeta},
+                                    {"dS_start", gradients.dS_start.narrow(0, 0, 1)}};
+            for (const auto& [name, x] : actual) {
+                EXPECT_LE(worst_head_error(x, expected.at(name)), bar) << name;
+            }
         }
     }
 }

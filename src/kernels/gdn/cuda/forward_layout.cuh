@@ -52,11 +52,7 @@ struct ForwardConfig {
     static constexpr int kThreads = 128 * (2 + kAuxiliaryWarpgroups);
     static constexpr int kStateRegisters = kOutput ? 216 : 240;
     static constexpr int kAuxiliaryRegisters = kOutput ? 128 : 208;
-    static constexpr int kProducerRegisters = kOutput ? 40 : 56;
-    // A block has what it was launched with: an increase beyond that waits for ever.
-    static_assert(kStateRegisters + kAuxiliaryWarpgroups * kAuxiliaryRegisters +
-                      kProducerRegisters <=
-                  65536 / kThreads / 8 * 8 * (kThreads / 128));
+    static constexpr int kProducerRegisters = 40;
 
     // Stages. Even numbers: the blocks of a cluster take turns with chunks.
     static constexpr int kKeys = kOutput ? 4 : 6;

@@ -42,7 +42,7 @@ struct QueryWarpgroup {
         const uint32_t from = queries + half * kPanelBytes + 128 * row;
         const uint32_t first = (row & 7) ^ (4 * half);  // against bank conflicts
         float even = 0.0F, odd = 0.0F;
-#pragma unroll 1
+#pragma unroll 2
         for (uint32_t k = 0; k < 8; ++k) {
             const auto words = device::load_shared<device::Word4>(from + 16 * (first ^ k));
             const uint32_t word[4] = {words.x, words.y, words.z, words.w};

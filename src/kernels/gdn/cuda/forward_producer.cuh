@@ -107,53 +107,28 @@ struct ForwardProducer {
         }
     }
 
-    /// Gates are loaded kGatesLoaded chunks ahead. Without outputs a chunk takes less time than a
-    /// load from memory; with them this loop should be short, for the instruction cache.
-    static constexpr int kGatesLoaded = Config::kOutput ? 1 : 2;
-    static constexpr int kGatesPrefetched = Config::kOutput ? 0 : 6;
-
-    struct GateLoads {
-        GateCursor next, later;
-        RawGates raw[kGatesLoaded];
-    };
-
-    HCP_DEVICE void load_next(GateLoads& loads, RawGates& raw, int i) {
-        if (i >= walk.count()) {
-            return;
-        }
-        raw = loads.next.load(p.gates, walk.chunk(i).tokens);
-        loads.next.advance(p.gates, kChunkTokens);
-        if (kGatesPrefetched > 0 && i + kGatesPrefetched < walk.count()) {
-            loads.later.prefetch(p.gates, walk.chunk(i + kGatesPrefetched).tokens);
-            loads.later.advance(p.gates, kChunkTokens);
-        }
-    }
+    /// Without outputs a chunk takes less time than a load from memory; with them its loop should
+    /// be short, for the instruction cache.
+    static constexpr int kGatesAhead = 4;
 
     HCP_DEVICE void scan() {
-        const GateCursor first(p.gates, walk.chunk(0).token, walk.head);
-        GateLoads loads = {first, first, {}};
-        loads.later.advance(p.gates, kGatesPrefetched * kChunkTokens);
-#pragma unroll
-        for (int n = 0; n < kGatesLoaded; ++n) {
-            load_next(loads, loads.raw[n], n);
-        }
-        for (int i = 0; i < walk.count(); i += kGatesLoaded) {
-#pragma unroll
-            for (int n = 0; n < kGatesLoaded; ++n) {
-                if (i + n < walk.count()) {
-                    scan_chunk(loads, loads.raw[n], i + n);
-                }
+        const int count = walk.count();
+        RawGates next = count > 0 ? load_gates(p.gates, walk.chunk(0), walk.head) : RawGates{};
+        for (int i = 0; i < count; ++i) {
+            const RawGates raw = next;
+            if (!Config::kOutput && i + kGatesAhead < count) {
+                prefetch_gates(p.gates, walk.chunk(i + kGatesAhead), walk.head);
             }
-        }
-    }
-    HCP_DEVICE void scan_chunk(GateLoads& loads, RawGates& raw, int i) {
-        const ChunkGates gates = scan_gates(raw);
-        load_next(loads, raw, i + kGatesLoaded);
-        shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
-        write_gates(shared.gates(i), gates);
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            device::mbarrier_arrive(shared.barrier(Config::kGateFull + i % Config::kGates));
+            if (i + 1 < count) {
+                next = load_gates(p.gates, walk.chunk(i + 1), walk.head);
+            }
+            const ChunkGates gates = scan_gates(raw);
+            shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
+            write_gates(shared.gates(i), gates);
+            device::sync_warp();
+            if (device::lane_index() == 0) {
+                device::mbarrier_arrive(shared.barrier(Config::kGateFull + i % Config::kGates));
+            }
         }
     }
 

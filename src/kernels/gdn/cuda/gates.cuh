@@ -34,50 +34,39 @@ HCP_DEVICE float beta_of(uint32_t bits, bool is_bf16) {
     return beta;
 }
 
-/// Where a lane's gates of a chunk lie: its first token's.
-struct GateCursor {
-    const float* g;
-    const uint8_t* beta;
-
-    HCP_DEVICE GateCursor(const GateInputs& in, int32_t first_token, int32_t head) {
-        const int64_t token = int64_t{first_token} + 2 * device::lane_index();
-        g = in.g + token * in.g_token_stride + head * in.g_head_stride;
-        beta = static_cast<const uint8_t*>(in.beta) +
-               (token * in.beta_token_stride + head * in.beta_head_stride) * beta_bytes(in);
-    }
-    HCP_DEVICE static int32_t beta_bytes(const GateInputs& in) { return in.beta_is_bf16 ? 2 : 4; }
-
-    HCP_DEVICE void advance(const GateInputs& in, int32_t tokens) {
-        g += tokens * in.g_token_stride;
-        beta += tokens * in.beta_token_stride * beta_bytes(in);
-    }
-    /// Of a chunk of `tokens`.
-    HCP_DEVICE RawGates load(const GateInputs& in, int32_t tokens) const {
-        RawGates raw = {{0.0F, 0.0F}, {0, 0}, in.beta_is_bf16};
-        for (int i = 0; i < 2; ++i) {
-            if (static_cast<int32_t>(2 * device::lane_index()) + i < tokens) {
-                raw.g[i] = device::load_global(g + i * in.g_token_stride);
-                const uint8_t* at = beta + i * in.beta_token_stride * beta_bytes(in);
-                raw.beta[i] = in.beta_is_bf16
-                                  ? device::load_global(reinterpret_cast<const uint16_t*>(at))
-                                  : device::load_global(reinterpret_cast<const uint32_t*>(at));
-            }
-        }
-        return raw;
-    }
-    /// Brings what load will load into the L2 cache.
-    HCP_DEVICE void prefetch(const GateInputs& in, int32_t tokens) const {
-        for (int i = 0; i < 2; ++i) {
-            if (static_cast<int32_t>(2 * device::lane_index()) + i < tokens) {
-                device::prefetch_global(g + i * in.g_token_stride);
-                device::prefetch_global(beta + i * in.beta_token_stride * beta_bytes(in));
-            }
-        }
-    }
-};
-
 HCP_DEVICE RawGates load_gates(const GateInputs& in, Chunk chunk, int32_t head) {
-    return GateCursor(in, chunk.token, head).load(in, chunk.tokens);
+    RawGates raw = {{0.0F, 0.0F}, {0, 0}, in.beta_is_bf16};
+    const auto row = static_cast<int32_t>(2 * device::lane_index());
+    const int64_t token = int64_t{chunk.token} + row;
+    const float* g = in.g + token * in.g_token_stride + head * in.g_head_stride;
+    const int64_t beta = token * in.beta_token_stride + head * in.beta_head_stride;
+    for (int i = 0; i < 2; ++i) {
+        if (row + i < chunk.tokens) {
+            raw.g[i] = device::load_global(g + i * in.g_token_stride);
+            const int64_t at = beta + i * in.beta_token_stride;
+            if (in.beta_is_bf16) {
+                raw.beta[i] = device::load_global(static_cast<const uint16_t*>(in.beta) + at);
+            } else {
+                raw.beta[i] = device::load_global(static_cast<const uint32_t*>(in.beta) + at);
+            }
+        }
+    }
+    return raw;
+}
+
+/// Brings what load_gates will load into the L2 cache.
+HCP_DEVICE void prefetch_gates(const GateInputs& in, Chunk chunk, int32_t head) {
+    const auto row = static_cast<int32_t>(2 * device::lane_index());
+    const int64_t token = int64_t{chunk.token} + row;
+    const float* g = in.g + token * in.g_token_stride + head * in.g_head_stride;
+    const int64_t beta = token * in.beta_token_stride + head * in.beta_head_stride;
+    for (int i = 0; i < 2; ++i) {
+        if (row + i < chunk.tokens) {
+            device::prefetch_global(g + i * in.g_token_stride);
+            const int64_t at = (beta + i * in.beta_token_stride) * (in.beta_is_bf16 ? 2 : 4);
+            device::prefetch_global(static_cast<const uint8_t*>(in.beta) + at);
+        }
+    }
 }
 
 /// All 32 lanes call. Tokens beyond the chunk do not decay.

@@ -12,9 +12,8 @@ namespace hybridcp::gdn::cuda {
 /// What lies before gates whose logs sum to less is 1.5e-8 of a state: with keys of unit length and
 /// beta in [0, 2] a state only shrinks on its way.
 constexpr float kForgottenLog = -18.0F;
-/// Time of a chunk without outputs in that of a chunk with.
-constexpr float kCatchUpTime = 0.8F;
-/// Share of a segment that is left to the second of two pieces when it must know all before it.
+/// Share of a segment that is left to the second of two pieces when it must know all before it: a
+/// chunk without outputs takes four fifths of the time.
 constexpr float kUnevenShare = 0.2F;
 /// Most chunks that are looked at: a head that takes longer to forget walks from the boundary.
 constexpr int32_t kMostRounds = 8;
@@ -104,12 +103,6 @@ HCP_DEVICE int32_t piece_start(int32_t index, int32_t pieces, int32_t places, bo
     return places - (share > 0 ? share : 1);
 }
 
-/// How far an even cut in two moves so that both pieces take as long when the second walks `matter`
-/// places before its own.
-HCP_DEVICE int32_t balance_cut(int32_t matter) {
-    return static_cast<int32_t>(kCatchUpTime / 2 * static_cast<float>(matter));
-}
-
 /// All threads of the block call; `scratch` is shared memory for one float a warp.
 HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
                                      const Piece& piece,
@@ -131,16 +124,6 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
     WalkRange range;
     range.main = piece_start(piece.index, piece.pieces, order.count, even);
     range.end = piece_start(piece.index + 1, piece.pieces, order.count, even);
-    if (piece.pieces == 2 && matter > 0) {
-        const int32_t shift = balance_cut(matter);
-        (piece.index == 0 ? range.end : range.main) += shift;
-        if (piece.index > 0 && shift > 0) {
-            device::sync_block();  // scratch is free
-            const int32_t moved =
-                places_that_matter(order, gates, head, range.main, kForgottenLog, scratch);
-            matter = moved < 0 ? matter + shift : moved;  // more places forget no less
-        }
-    }
     range.first = piece.index == 0 || matter < 0 || matter > range.main ? 0 : range.main - matter;
     range.from_boundary = range.first == 0;
     return range;
