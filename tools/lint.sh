@@ -27,7 +27,8 @@ check_lengths() {
     while read -r lines file; do
         case $file in
         total) ;;
-        *.h | *.cuh) ((lines <= kHeaderLines)) || complain "$file: $lines lines, a header has at most $kHeaderLines" ;;
+        # A kernel lives in .cuh files, which nvcc and the emulator include: they count as sources.
+        *.h) ((lines <= kHeaderLines)) || complain "$file: $lines lines, a header has at most $kHeaderLines" ;;
         README.md) ((lines <= kReadmeLines)) || complain "$file: $lines lines, at most $kReadmeLines" ;;
         *)
             if ((lines > kSourceLinesMost)); then

@@ -55,10 +55,10 @@ TEST(Usage, RefusedBeforeTheWork) {
     expect_one_line(run_hcp({"bench", "cp", recipe, "--documents", "0"}), "0 tokens");
     expect_one_line(run_hcp({"plan", golden("")}), "directory");
     expect_one_line(run_hcp({"plan", recipe, "--report", "/no/such/folder/x"}), "no folder");
-    expect_one_line(run_hcp({"plan", recipe, "train.accelerator.device=cuda",
-                             "train.accelerator.linear_attention_gdn_backend=fused",
-                             "model.dtype=fp32"}),
-                    "takes model.dtype bf16");
+    expect_one_line(
+        run_hcp({"plan", recipe, "train.accelerator.device=cuda",
+                 "train.accelerator.linear_attention_gdn_backend=fused", "model.dtype=fp32"}),
+        "takes model.dtype bf16");
     expect_one_line(run_hcp({"train", recipe, "train.accelerator.device=gpu"}), "'gpu'");
     expect_one_line(run_hcp({"plan", recipe, "data.sequence_length=9223372036854775807"}),
                     "data.sequence_length");

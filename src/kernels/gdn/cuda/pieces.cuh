@@ -43,9 +43,8 @@ HCP_DEVICE Walk uniform(Walk walk) {
     broadcast(walk.begin);
     broadcast(walk.main);
     broadcast(walk.end);
-    const int32_t flags = device::shuffle((walk.first_of_key_head ? 1 : 0) |
-                                              (walk.from_start ? 2 : 0) | (walk.to_end ? 4 : 0),
-                                          0);
+    const int32_t flags = device::shuffle(
+        (walk.first_of_key_head ? 1 : 0) | (walk.from_start ? 2 : 0) | (walk.to_end ? 4 : 0), 0);
     walk.first_of_key_head = (flags & 1) != 0;
     walk.from_start = (flags & 2) != 0;
     walk.to_end = (flags & 4) != 0;
