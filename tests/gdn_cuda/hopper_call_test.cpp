@@ -1,9 +1,11 @@
-// The Hopper kernels from inputs to gradients, in the emulator, by the rules of the fused backend.
+// The Hopper backend from inputs to gradients, its kernels in the emulator, by the rules of the
+// fused backend.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "gdn_cuda/emulated_call.h"
+#include "gdn_cuda/emulated_launch.h"
+#include "kernels/gdn/backends.h"
 #include "kernels/gdn_fused_check.h"
 
 namespace hybridcp::test {
@@ -11,9 +13,11 @@ namespace {
 
 using at::Tensor;
 
-std::vector<FusedVariant> emulated(int pieces, std::uint64_t seed) {
+std::vector<FusedVariant> emulated(std::uint64_t seed, std::int64_t image_bytes = 1 << 30) {
     return {{"emulated", [=](const GdnCase& c) {
-                 return make_emulated_call(c.inputs, c.offsets, c.options, pieces, seed);
+                 set_emulated_seed(seed);
+                 return gdn::make_cuda_call(gdn::make_problem(c.inputs, c.offsets, c.options),
+                                            image_bytes);
              }}};
 }
 
@@ -34,9 +38,44 @@ TEST(HopperCall, SegmentsOfSeveralChunks) {
         const GdnCase c =
             bf16_case({0, 300, 300, 413}, 1, group, 20 + static_cast<uint64_t>(group));
         SCOPED_TRACE(group);
-        expect_close(run_all(*emulated(2, 3)[0].make_call(c), c),
+        expect_close(run_all(*emulated(3)[0].make_call(c), c),
                      run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kBars, kBar);
     }
+}
+
+TEST(HopperCall, PartsOfHeadsAreTheWhole) {
+    GdnCase c = strided(bf16_case({0, 70, 135}, 3, 6, 9));
+    c.inputs.g = c.inputs.g.to(at::kFloat);
+    int launches = emulated_launches();
+    const auto whole = emulated(4)[0].make_call(c);
+    const Tensors expected = run_all(*whole, c);
+    EXPECT_EQ(emulated_launches() - launches, 4);  // forward, again, state gradient, gradients
+    for (const std::int64_t bytes : {1, 2 * 2 * 3 * 106496}) {  // one key head at once, and two
+        launches = emulated_launches();
+        const auto call = emulated(5, bytes)[0].make_call(c);
+        const Tensors actual = run_all(*call, c);
+        EXPECT_EQ(emulated_launches() - launches, 1 + 3 * (bytes == 1 ? 3 : 2));
+        for (const auto& [name, x] : expected) {
+            EXPECT_TRUE(at::equal(actual.at(name), x)) << name;
+        }
+        EXPECT_TRUE(at::equal(call->gradient_summary(c.d_o), whole->gradient_summary(c.d_o)));
+    }
+}
+
+TEST(HopperCall, SmallerHeadDimsAndSummaries) {
+    const GdnCase c = with_dtype(
+        generated_case({{0, 0, 90, 100, 164, 230, 300}, 303, 1, 2, 40, 24}, 12), at::kBFloat16);
+    const GdnCase wide = with_dtype(c, at::kDouble);
+    const auto call = emulated(6)[0].make_call(c);
+    const auto reference =
+        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options);
+    const GdnSummary summary = call->summary(), expected = reference->summary();
+    EXPECT_LE(worst_head_error(summary.S, expected.S), kBar);
+    EXPECT_LE(worst_head_error(summary.M, expected.M), kBar);
+    expect_close(run_all(*call, c), run_all(*reference, wide), kBars, kBar);
+    EXPECT_LE(
+        worst_head_error(call->gradient_summary(c.d_o), reference->gradient_summary(wide.d_o)),
+        kBar);
 }
 
 TEST(HopperCall, GeneratedCases) {
@@ -46,7 +85,7 @@ TEST(HopperCall, GeneratedCases) {
         const GdnCase& c = cases[n].gdn_case;
         if (cases[n].regime->bf16 && c.d_o.defined() && c.options.scale != 0.0 &&
             c.inputs.v.size(1) <= 4) {
-            check_bf16(cases[n], emulated(1, n), count,
+            check_bf16(cases[n], emulated(n), count,
                        {.emulations = cuda_emulations(), .luck = 4.0});
         }
     }

@@ -47,8 +47,10 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem);
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem,
                                                        const GdnKernelSet& kernels);
-/// On Hopper GPUs, in builds with HCP_CUDA.
+/// On Hopper GPUs, in builds with HCP_CUDA. Backward takes so many heads at once that what its
+/// kernels leave for each other stays within `most_image_bytes`, or one key head.
 /// Errors: UsageError naming what it does not take.
-[[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(Problem problem);
+[[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(
+    Problem problem, std::int64_t most_image_bytes = std::int64_t{1} << 30);
 
 }  // namespace hybridcp::gdn

@@ -1,12 +1,9 @@
 // The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
 // the kernels (docs/gdn-cuda.md).
 
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include "hybridcp/error.h"
 #include "kernels/gdn/backends.h"
 #include "kernels/gdn/cuda/launch.h"
+#include "kernels/gdn/cuda/rows.h"
 #include "kernels/gdn/cuda/segment_tables.h"
 
 namespace hybridcp::gdn {
@@ -55,39 +53,13 @@ void check_support(const Problem& problem) {
     }
 }
 
-/// Heads of 128 features, as the kernels have them: zeros behind smaller ones change nothing.
-at::Tensor with_whole_rows(const at::Tensor& x) {
-    return x.size(2) == cuda::kHeadDim ? x
-                                       : at::constant_pad_nd(x, {0, cuda::kHeadDim - x.size(2)});
-}
-at::Tensor with_whole_states(const at::Tensor& x) {
-    if (!x.defined()) {
-        return x;
-    }
-    const at::Tensor wide = x.to(at::kFloat);
-    const std::int64_t rows = cuda::kHeadDim - x.size(2), columns = cuda::kHeadDim - x.size(3);
-    return (rows == 0 && columns == 0 ? wide : at::constant_pad_nd(wide, {0, columns, 0, rows}))
-        .contiguous();
-}
-
-/// Rows that the copy engine can read where they are, else a copy.
-at::Tensor with_copyable_rows(const at::Tensor& x) {
-    constexpr std::int64_t kElements = 8;  // 16 bytes
-    const bool fits = x.stride(2) == 1 && x.stride(1) % kElements == 0 &&
-                      x.stride(0) % kElements == 0 && x.stride(0) > 0 && x.stride(1) > 0 &&
-                      reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
-    return fits ? x : x.clone(at::MemoryFormat::Contiguous);
-}
-RowsView rows_of(const at::Tensor& x) {
-    return {.data = x.data_ptr(), .token_stride = x.stride(0), .head_stride = x.stride(1)};
-}
 float* floats_of(const at::Tensor& x) {
     return x.defined() ? x.data_ptr<float>() : nullptr;
 }
 
 class CudaCall final : public GdnCall {
   public:
-    explicit CudaCall(Problem problem)
+    CudaCall(Problem problem, std::int64_t most_image_bytes)
         : problem_(std::move(problem)),
           q_(with_copyable_rows(with_whole_rows(problem_.inputs.q))),
           k_(with_copyable_rows(with_whole_rows(problem_.inputs.k))),
@@ -118,6 +90,11 @@ class CudaCall final : public GdnCall {
                  .num_pieces = tables_->num_pieces,
                  .may_truncate = problem_.use_qk_l2norm,
                  .stream = nullptr};
+        const std::int64_t all_bytes =
+            problem_.value_heads() * std::int64_t{tables_->num_chunks} * kBytesOfHeadAndChunk;
+        const std::int64_t parts = (all_bytes + most_image_bytes - 1) / most_image_bytes;
+        heads_of_part_ = std::max<std::int64_t>(
+            1, (problem_.key_heads() + parts - 1) / std::max<std::int64_t>(parts, 1));
     }
 
     /// The gates are on the device: telling would wait for it.
@@ -129,10 +106,9 @@ class CudaCall final : public GdnCall {
             result.S[segment].zero_();
             result.M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
         }
-        cuda::CallView call = whole_segments();
-        check_launch(cuda::launch_summary(call, {.S = floats_of(result.S),
-                                                 .M = floats_of(result.M),
-                                                 .floor = summary_floor()}),
+        check_launch(cuda::launch_summary(whole_segments(on_stream()), {.S = floats_of(result.S),
+                                                                        .M = floats_of(result.M),
+                                                                        .floor = summary_floor()}),
                      "summary");
         return {.S = narrowed(result.S, problem_.value_dim()),
                 .M = narrowed(result.M, problem_.key_dim())};
@@ -159,56 +135,34 @@ class CudaCall final : public GdnCall {
         return result;
     }
 
-    void release_intermediates() override { inverses_ = states_ = errors_ = at::Tensor(); }
+    void release_intermediates() override { kept_ = Images(); }
 
     [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         at::Tensor dS = new_states().zero_();
-        if (!d_o.defined()) {
-            return narrowed(dS, problem_.value_dim());
+        if (d_o.defined()) {
+            const at::Tensor d_o_rows = rows_of_gradient(d_o);
+            for_each_part([&](const Part& part) {
+                const Images images = remade(part);
+                cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows);
+                view.d_start = states_of(dS, part);
+                view.summary_floor = summary_floor();
+                check_launch(cuda::launch_state_gradient(whole_segments(part), view),
+                             "gradient_summary");
+            });
         }
-        remake();
-        const at::Tensor d_o_rows = with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
-        cuda::StateGradientView view = state_gradient_view(d_o_rows);
-        view.d_start = floats_of(dS);
-        view.summary_floor = summary_floor();
-        check_launch(cuda::launch_state_gradient(whole_segments(), view), "gradient_summary");
         return narrowed(dS, problem_.value_dim());
     }
 
     [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
         check_optional_shape(dS_end, "dS_end", state_shape());
-        HCP_CHECK(norms_.defined(), "gdn: backward needs forward first");
         const at::Tensor d_end = with_whole_states(dS_end);
-        const at::Tensor d_o_rows = d_o.defined()
-                                        ? with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)))
-                                        : at::zeros(v_.sizes(), v_.options());
+        const at::Tensor d_o_rows =
+            d_o.defined() ? rows_of_gradient(d_o) : at::zeros(v_.sizes(), v_.options());
         GdnGradients result = new_gradients();
         copy_empty_segments(result.dS_start, d_end);
-        remake();
-        const at::Tensor d_states = images(cuda::kStateBytes);
-        const at::Tensor d_new_values = images(cuda::kRowsBytes);
-        cuda::StateGradientView walk = state_gradient_view(d_o_rows);
-        walk.d_end = floats_of(d_end);
-        walk.d_start = floats_of(result.dS_start);
-        walk.d_states = d_states.data_ptr<std::uint8_t>();
-        walk.d_new_values = d_new_values.data_ptr<std::uint8_t>();
-        check_launch(cuda::launch_state_gradient(on_stream(), walk), "state gradient");
-        const cuda::GradientsView view{.d_o = walk.d_o,
-                                       .q_norms = walk.q_norms,
-                                       .k_norms = walk.k_norms,
-                                       .states = states_.data_ptr<std::uint8_t>(),
-                                       .errors = errors_.data_ptr<std::uint8_t>(),
-                                       .inverses = walk.inverses,
-                                       .d_states = walk.d_states,
-                                       .d_new_values = walk.d_new_values,
-                                       .dq = result.dq.data_ptr(),
-                                       .dk = result.dk.data_ptr(),
-                                       .dv = result.dv.data_ptr(),
-                                       .dg = floats_of(result.dg),
-                                       .dbeta = floats_of(result.dbeta)};
-        check_launch(cuda::launch_gradients(on_stream(), view), "gradients");
+        for_each_part([&](const Part& part) { backward_of(part, d_o_rows, d_end, result); });
         release_intermediates();
         result.dq = narrowed_rows(result.dq, problem_.key_dim());
         result.dk = narrowed_rows(result.dk, problem_.key_dim());
@@ -220,17 +174,59 @@ class CudaCall final : public GdnCall {
     }
 
   private:
+    /// Key heads and their value heads that backward takes at once: what its kernels leave for each
+    /// other lives only meanwhile.
+    struct Part {
+        std::int64_t first_key_head, key_heads;
+        std::int64_t first_value_head, value_heads;
+    };
+    template <typename Body>
+    void for_each_part(Body body) const {
+        const std::int64_t group = problem_.value_heads() / problem_.key_heads();
+        for (std::int64_t first = 0; first < problem_.key_heads(); first += heads_of_part_) {
+            const std::int64_t heads = std::min(heads_of_part_, problem_.key_heads() - first);
+            body(Part{first, heads, first * group, heads * group});
+        }
+    }
+    [[nodiscard]] bool is_whole(const Part& part) const {
+        return part.key_heads == problem_.key_heads();
+    }
+
     [[nodiscard]] cuda::CallView on_stream() const {
         cuda::CallView call = call_;
-        call.stream = c10::cuda::getCurrentCUDAStream(v_.device().index()).stream();
+        call.stream = cuda::current_stream(v_.device().index());
+        return call;
+    }
+    [[nodiscard]] cuda::CallView on_stream(const Part& part) const {
+        cuda::CallView call = on_stream();
+        call.q = from_head(q_, part.first_key_head);
+        call.k = from_head(k_, part.first_key_head);
+        call.v = from_head(v_, part.first_value_head);
+        call.gates.g += part.first_value_head * g_.stride(1);
+        call.gates.beta = static_cast<const char*>(call.gates.beta) +
+                          part.first_value_head * beta_.stride(1) * beta_.element_size();
+        call.shape.key_heads = static_cast<std::int32_t>(part.key_heads);
+        call.shape.value_heads = static_cast<std::int32_t>(part.value_heads);
+        call.shape.key_heads_in_memory = static_cast<std::int32_t>(problem_.key_heads());
+        call.shape.value_heads_in_memory = static_cast<std::int32_t>(problem_.value_heads());
         return call;
     }
     /// One piece a segment.
-    [[nodiscard]] cuda::CallView whole_segments() const {
-        cuda::CallView call = on_stream();
+    [[nodiscard]] cuda::CallView whole_segments(cuda::CallView call) const {
         call.pieces = tables_->whole_segments();
         call.num_pieces = tables_->num_whole_segments;
         return call;
+    }
+    [[nodiscard]] cuda::CallView whole_segments(const Part& part) const {
+        return whole_segments(on_stream(part));
+    }
+    [[nodiscard]] static RowsView from_head(const at::Tensor& x, std::int64_t head) {
+        return rows_of(x.narrow(1, head, x.size(1) - head));
+    }
+    [[nodiscard]] static float* states_of(const at::Tensor& states, const Part& part) {
+        constexpr std::int64_t kElements = std::int64_t{cuda::kHeadDim} * cuda::kHeadDim;
+        return states.defined() ? states.data_ptr<float>() + part.first_value_head * kElements
+                                : nullptr;
     }
     /// The bound on what a chunk adds holds for keys of unit length.
     [[nodiscard]] float summary_floor() const {
@@ -238,33 +234,80 @@ class CudaCall final : public GdnCall {
                                       : -std::numeric_limits<float>::infinity();
     }
 
-    /// H, E and T of every chunk, unless they are there.
-    void remake() {
+    /// What backward needs of forward: H, E and T of every chunk (tables.h).
+    struct Images {
+        at::Tensor states, errors, inverses;
+    };
+    static constexpr std::int64_t kBytesOfHeadAndChunk = 2 * std::int64_t{cuda::kStateBytes} +
+                                                         2 * std::int64_t{cuda::kRowsBytes} +
+                                                         cuda::kInverseBytes;
+
+    /// Kept for the next method if they are those of all heads.
+    [[nodiscard]] Images remade(const Part& part) {
         HCP_CHECK(norms_.defined(), "gdn: gradients need forward first");
-        if (states_.defined()) {
-            return;
+        if (is_whole(part) && kept_.states.defined()) {
+            return kept_;
         }
-        states_ = images(cuda::kStateBytes);
-        errors_ = images(cuda::kRowsBytes);
-        inverses_ = images(cuda::kInverseBytes);
-        check_launch(
-            cuda::launch_remake(on_stream(), {.start = floats_of(S_start_),
-                                              .states = states_.data_ptr<std::uint8_t>(),
-                                              .errors = errors_.data_ptr<std::uint8_t>(),
-                                              .inverses = inverses_.data_ptr<std::uint8_t>()}),
-            "forward again");
+        Images images{.states = new_images(part, cuda::kStateBytes),
+                      .errors = new_images(part, cuda::kRowsBytes),
+                      .inverses = new_images(part, cuda::kInverseBytes)};
+        check_launch(cuda::launch_remake(on_stream(part),
+                                         {.start = states_of(S_start_, part),
+                                          .states = images.states.data_ptr<std::uint8_t>(),
+                                          .errors = images.errors.data_ptr<std::uint8_t>(),
+                                          .inverses = images.inverses.data_ptr<std::uint8_t>()}),
+                     "forward again");
+        if (is_whole(part)) {
+            kept_ = images;
+        }
+        return images;
     }
-    [[nodiscard]] cuda::StateGradientView state_gradient_view(const at::Tensor& d_o) const {
+    [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
+                                                              const Images& images,
+                                                              const at::Tensor& d_o) const {
         cuda::StateGradientView view{};
-        view.d_o = rows_of(d_o);
-        view.q_norms = floats_of(norms_[0]);
-        view.k_norms = floats_of(norms_[1]);
-        view.inverses = inverses_.data_ptr<std::uint8_t>();
+        view.d_o = from_head(d_o, part.first_value_head);
+        view.q_norms = floats_of(norms_[0][part.first_key_head]);
+        view.k_norms = floats_of(norms_[1][part.first_key_head]);
+        view.inverses = images.inverses.data_ptr<std::uint8_t>();
         return view;
     }
-    [[nodiscard]] at::Tensor images(std::uint32_t bytes) const {
-        return at::empty({problem_.value_heads(), tables_->num_chunks, std::int64_t{bytes}},
+    [[nodiscard]] at::Tensor new_images(const Part& part, std::uint32_t bytes) const {
+        return at::empty({part.value_heads, tables_->num_chunks, std::int64_t{bytes}},
                          g_.options().dtype(at::kByte));
+    }
+    [[nodiscard]] static at::Tensor rows_of_gradient(const at::Tensor& d_o) {
+        return with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
+    }
+
+    void backward_of(const Part& part,
+                     const at::Tensor& d_o,
+                     const at::Tensor& d_end,
+                     const GdnGradients& result) {
+        const Images images = remade(part);
+        const at::Tensor d_states = new_images(part, cuda::kStateBytes);
+        const at::Tensor d_new_values = new_images(part, cuda::kRowsBytes);
+        cuda::StateGradientView walk = state_gradient_view(part, images, d_o);
+        walk.d_end = states_of(d_end, part);
+        walk.d_start = states_of(result.dS_start, part);
+        walk.d_states = d_states.data_ptr<std::uint8_t>();
+        walk.d_new_values = d_new_values.data_ptr<std::uint8_t>();
+        check_launch(cuda::launch_state_gradient(on_stream(part), walk), "state gradient");
+        const cuda::GradientsView view{.d_o = walk.d_o,
+                                       .q_norms = walk.q_norms,
+                                       .k_norms = walk.k_norms,
+                                       .states = images.states.data_ptr<std::uint8_t>(),
+                                       .errors = images.errors.data_ptr<std::uint8_t>(),
+                                       .inverses = walk.inverses,
+                                       .d_states = walk.d_states,
+                                       .d_new_values = walk.d_new_values,
+                                       .dq = from_head(result.dq, part.first_key_head).data,
+                                       .dk = from_head(result.dk, part.first_key_head).data,
+                                       .dv = from_head(result.dv, part.first_value_head).data,
+                                       .dg = floats_of(result.dg) + part.first_value_head,
+                                       .dbeta = floats_of(result.dbeta) + part.first_value_head,
+                                       .gate_token_stride = problem_.value_heads()};
+        check_launch(cuda::launch_gradients(on_stream(part), view), "gradients");
     }
 
     [[nodiscard]] GdnGradients new_gradients() const {
@@ -322,14 +365,15 @@ class CudaCall final : public GdnCall {
     cuda::CallView call_{};
     at::Tensor S_start_;
     at::Tensor norms_;  // [2, Hk, T]: r_q, r_k
-    at::Tensor states_, errors_, inverses_;
+    Images kept_;
+    std::int64_t heads_of_part_ = 0;
 };
 
 }  // namespace
 
-std::shared_ptr<GdnCall> make_cuda_call(Problem problem) {
+std::shared_ptr<GdnCall> make_cuda_call(Problem problem, std::int64_t most_image_bytes) {
     check_support(problem);
-    return std::make_shared<CudaCall>(std::move(problem));
+    return std::make_shared<CudaCall>(std::move(problem), most_image_bytes);
 }
 
 }  // namespace hybridcp::gdn

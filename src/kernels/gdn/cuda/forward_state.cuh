@@ -35,9 +35,7 @@ struct StateWarpgroup {
         tile_row = ((matrix >> 1) * 8 + row) * 128 + ((2 * warp + (matrix & 1)) ^ row) * 16;
     }
 
-    HCP_DEVICE int64_t states_at() const {
-        return (int64_t{walk.segment} * p.shape.value_heads + walk.head) * kHeadDim * kHeadDim;
-    }
+    HCP_DEVICE int64_t states_at() const { return p.shape.state_offset(walk.segment, walk.head); }
 
     HCP_DEVICE void start() {
         const bool given = walk.from_start && p.start_states != nullptr && !Config::kSummary;

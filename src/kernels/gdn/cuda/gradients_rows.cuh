@@ -50,8 +50,8 @@ HCP_DEVICE void store_rows_of(const GradientsParams& p,
         device::store_matrix(staged(tile, lane % 8, 4 * i + lane / 8), packed);
     }
     device::sync_warp();
-    uint16_t* to = (sum == kKeySum ? p.dk : p.dq) +
-                   (int64_t{item.span.token} * p.shape.key_heads + item.key_head) * kHeadDim;
+    uint16_t* to = (sum == kKeySum ? p.dk : p.dq) + item.span.token * p.shape.key_row() +
+                   int64_t{item.key_head} * kHeadDim;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t top = 2 * i + lane / 16, piece = lane % 16;
@@ -59,9 +59,8 @@ HCP_DEVICE void store_rows_of(const GradientsParams& p,
         const uint32_t row = 16 * at.warp + of_16;
         const auto words = device::load_shared<device::Word4>(staged(tile, top, piece));
         if (owner_of(block, of_16) == block.rank && static_cast<int32_t>(row) < item.span.tokens) {
-            device::store_global(reinterpret_cast<device::Word4*>(
-                                     to + int64_t{row} * p.shape.key_heads * kHeadDim + piece * 8),
-                                 words);
+            device::store_global(
+                reinterpret_cast<device::Word4*>(to + row * p.shape.key_row() + piece * 8), words);
         }
     }
 }

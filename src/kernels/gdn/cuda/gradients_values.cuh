@@ -14,7 +14,7 @@ HCP_DEVICE void store_value_gradient(const GradientsParams& p,
                                      const Item& item,
                                      uint32_t half) {
     const uint32_t tile = block.tile(kValueGradients), lane = device::lane_index();
-    const int64_t row_elements = int64_t{p.shape.value_heads} * kHeadDim;
+    const int64_t row_elements = p.shape.value_row();
     const uint32_t first = 32 * half + lane / 16, column = lane % 16 * 8;
     uint16_t* to = p.dv + (item.span.token + int64_t{first}) * row_elements +
                    int64_t{item.head} * kHeadDim + column;

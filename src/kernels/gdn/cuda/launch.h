@@ -13,6 +13,9 @@ struct DeviceTraits {
 };
 [[nodiscard]] const char* read_device_traits(int device, DeviceTraits& traits);
 
+/// The stream of CallView that work on the device goes to (stream.cpp).
+[[nodiscard]] void* current_stream(int device);
+
 /// bf16 [tokens, heads, 128] in device memory: the last dim dense, the base a multiple of 16 bytes,
 /// strides in elements and multiples of 8.
 struct RowsView {
@@ -71,7 +74,8 @@ struct GradientsView {
     const float *q_norms, *k_norms;
     const uint8_t *states, *errors, *inverses, *d_states, *d_new_values;
     void *dq, *dk, *dv;  // bf16, contiguous
-    float *dg, *dbeta;   // [tokens, value heads]
+    float *dg, *dbeta;   // [tokens, value heads], the last dim dense
+    int64_t gate_token_stride;
 };
 [[nodiscard]] const char* launch_gradients(const CallView& call, const GradientsView& view);
 

@@ -43,7 +43,8 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     append(words, host.whole_segments);
     auto tables = std::make_shared<SegmentTables>();
     tables->memory =
-        at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(device);
+        at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt)
+            .to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
     tables->device = device;
     tables->value_heads = value_heads;
     tables->num_chunks = static_cast<std::int32_t>(host.chunks.size());

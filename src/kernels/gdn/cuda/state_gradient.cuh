@@ -22,8 +22,7 @@ class StateGradientChain {
     HCP_DEVICE void run(const StateGradientParams& p, const StateGradientItem& item) {
         float state[64];
         uint32_t packed[8][4];
-        const int64_t index = int64_t{item.piece.segment} * p.shape.value_heads + item.head;
-        const int64_t offset = index * kHeadDim * kHeadDim;
+        const int64_t offset = p.shape.state_offset(item.piece.segment, item.head);
         const bool starts = item.range.from_boundary && p.d_end != nullptr;
         load_state(state, starts ? p.d_end + offset : nullptr, item.half);
         pack_state(packed, state);

@@ -53,7 +53,22 @@ struct Shape {
     int32_t tokens, key_heads, value_heads, num_chunks;
     float scale;
     bool use_qk_l2norm;
+    /// Heads in memory, of which a launch may have a part: of dq and dk; of dv and states. 0: all
+    /// are its own.
+    int32_t key_heads_in_memory = 0, value_heads_in_memory = 0;
+
     HCP_DEVICE int32_t group() const { return value_heads / key_heads; }
+    HCP_DEVICE int64_t key_row() const {
+        return int64_t{kHeadDim} * (key_heads_in_memory > 0 ? key_heads_in_memory : key_heads);
+    }
+    HCP_DEVICE int64_t value_row() const {
+        return int64_t{kHeadDim} *
+               (value_heads_in_memory > 0 ? value_heads_in_memory : value_heads);
+    }
+    /// Of a head of a segment, in elements; the same for S and M.
+    HCP_DEVICE int64_t state_offset(int32_t segment, int32_t head) const {
+        return (segment * value_row() + int64_t{kHeadDim} * head) * kHeadDim;
+    }
 };
 
 }  // namespace hybridcp::gdn::cuda

@@ -1,0 +1,14 @@
+// The launches of src/kernels/gdn/cuda/launch.h in the emulator: with them the backend's own host
+// code runs on tensors of the CPU.
+#pragma once
+
+#include <cstdint>
+
+namespace hybridcp::test {
+
+/// Of the emulator's schedule, for launches from now on.
+void set_emulated_seed(std::uint64_t seed);
+/// Launches so far.
+[[nodiscard]] int emulated_launches();
+
+}  // namespace hybridcp::test
