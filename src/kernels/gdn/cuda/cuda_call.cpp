@@ -95,6 +95,10 @@ class CudaCall final : public GdnCall {
         const std::int64_t parts = (all_bytes + most_image_bytes - 1) / most_image_bytes;
         heads_of_part_ = std::max<std::int64_t>(
             1, (problem_.key_heads() + parts - 1) / std::max<std::int64_t>(parts, 1));
+        // Fewer heads at once: more pieces of a segment.
+        part_tables_ =
+            segment_tables(problem_.segments, v_.device(),
+                           heads_of_part_ * problem_.value_heads() / problem_.key_heads());
     }
 
     /// The gates are on the device: telling would wait for it.
@@ -199,6 +203,9 @@ class CudaCall final : public GdnCall {
     }
     [[nodiscard]] cuda::CallView on_stream(const Part& part) const {
         cuda::CallView call = on_stream();
+        call.chunks = part_tables_->chunks();
+        call.pieces = part_tables_->pieces();
+        call.num_pieces = part_tables_->num_pieces;
         call.q = from_head(q_, part.first_key_head);
         call.k = from_head(k_, part.first_key_head);
         call.v = from_head(v_, part.first_value_head);
@@ -361,7 +368,7 @@ class CudaCall final : public GdnCall {
 
     Problem problem_;
     at::Tensor q_, k_, v_, g_, beta_;
-    std::shared_ptr<const SegmentTables> tables_;
+    std::shared_ptr<const SegmentTables> tables_, part_tables_;  // of all heads, of a part's
     cuda::CallView call_{};
     at::Tensor S_start_;
     at::Tensor norms_;  // [2, Hk, T]: r_q, r_k

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
+#include <vector>
 
 #include "hybridcp/error.h"
 #include "kernels/gdn/cuda/launch.h"
@@ -26,8 +27,11 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
                                                     const at::Device& device,
                                                     std::int64_t value_heads) {
     std::shared_ptr<const void>& kept = segments.backend_tables();
+    std::vector<std::shared_ptr<const SegmentTables>> all;
     if (kept != nullptr) {
-        auto tables = std::static_pointer_cast<const SegmentTables>(kept);
+        all = *std::static_pointer_cast<const decltype(all)>(kept);
+    }
+    for (const auto& tables : all) {
         if (tables->device == device && tables->value_heads == value_heads) {
             return tables;
         }
@@ -51,7 +55,8 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     tables->num_pieces = static_cast<std::int32_t>(host.pieces.size());
     tables->num_whole_segments = static_cast<std::int32_t>(host.whole_segments.size());
     tables->empty_segments = host.empty_segments;
-    kept = tables;
+    all.push_back(tables);
+    kept = std::make_shared<const decltype(all)>(all);
     return tables;
 }
 
