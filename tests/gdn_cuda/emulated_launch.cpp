@@ -11,15 +11,13 @@ int launches = 0;
 
 template <class Kernel>
 const char* run(const gdn::cuda::Grid& grid, Kernel kernel) {
-    if (grid.blocks > 0) {
-        ++launches;
-        simt::launch({.blocks = static_cast<std::uint32_t>(grid.blocks),
-                      .threads = grid.threads,
-                      .cluster = grid.cluster,
-                      .shared_bytes = grid.shared_bytes,
-                      .seed = seed_now},
-                     kernel);
-    }
+    ++launches;
+    simt::launch({.blocks = static_cast<std::uint32_t>(grid.blocks),
+                  .threads = grid.threads,
+                  .cluster = grid.cluster,
+                  .shared_bytes = grid.shared_bytes,
+                  .seed = seed_now},
+                 kernel);
     return nullptr;
 }
 
@@ -37,10 +35,15 @@ int emulated_launches() {
 namespace hybridcp::gdn::cuda {
 
 const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t tokens, int32_t heads) {
+    const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * 2; };
+    if (tokens == 0 || heads == 0 || reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 ||
+        bytes(rows.head_stride) % 16 != 0 || bytes(rows.token_stride) % 16 != 0 ||
+        rows.head_stride <= 0 || rows.token_stride <= 0) {
+        return "refused, as cuTensorMapEncodeTiled would";
+    }
     map = {.data = static_cast<std::byte*>(rows.data),
            .extent = {kHeadDim, static_cast<uint32_t>(heads), static_cast<uint32_t>(tokens)},
-           .stride_bytes = {static_cast<uint64_t>(rows.head_stride) * 2,
-                            static_cast<uint64_t>(rows.token_stride) * 2},
+           .stride_bytes = {bytes(rows.head_stride), bytes(rows.token_stride)},
            .box = {64, 1, kChunkTokens}};
     return nullptr;
 }
@@ -55,6 +58,9 @@ void* current_stream(int /*device*/) {
 
 template <class Config, class View>
 const char* walk(const CallView& call, const View& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
     ForwardParams p{};
     const char* error = fill(p, call, view);
     return error != nullptr
@@ -71,6 +77,9 @@ const char* launch_summary(const CallView& call, const SummaryView& view) {
     return walk<SummaryConfig>(call, view);
 }
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
     StateGradientParams p{};
     const char* error = fill(p, call, view);
     return error != nullptr
@@ -78,6 +87,9 @@ const char* launch_state_gradient(const CallView& call, const StateGradientView&
                : test::run(state_gradient_grid(call), [&] { state_gradient_kernel(p); });
 }
 const char* launch_gradients(const CallView& call, const GradientsView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
     GradientsParams p{};
     const char* error = fill(p, call, view);
     return error != nullptr

@@ -78,6 +78,19 @@ TEST(HopperCall, SmallerHeadDimsAndSummaries) {
         kBar);
 }
 
+TEST(HopperCall, NoTokens) {
+    for (const std::vector<std::int64_t>& offsets :
+         {std::vector<std::int64_t>{0, 0, 0}, std::vector<std::int64_t>{0}}) {
+        const GdnCase c = bf16_case(offsets, 1, 2, 13);
+        const auto call = emulated(7)[0].make_call(c);
+        const Tensors actual = run_all(*call, c);
+        EXPECT_TRUE(at::equal(actual.at("S_end"), c.S_start));
+        EXPECT_TRUE(at::equal(actual.at("dS_start"), c.dS_end));
+        EXPECT_EQ(call->summary().S.count_nonzero().item<std::int64_t>(), 0);
+        EXPECT_EQ(call->gradient_summary(c.d_o).count_nonzero().item<std::int64_t>(), 0);
+    }
+}
+
 TEST(HopperCall, GeneratedCases) {
     const auto cases = fused_cases({{128, 128}});
     BarCount count;

@@ -63,9 +63,6 @@ const char* allow_shared_memory(void (*kernel)(Params), const Grid& grid) {
 
 template <class Params>
 const char* launch(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream) {
-    if (grid.blocks == 0) {
-        return nullptr;
-    }
     if (const char* error = allow_shared_memory(kernel, grid)) {
         return error;
     }
@@ -116,6 +113,9 @@ namespace {
 
 template <class Config, class View>
 const char* launch_walk(const CallView& call, const View& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;  // nor does a tensor map take a tensor without tokens
+    }
     ForwardParams p{};
     if (const char* error = fill(p, call, view)) {
         return error;
@@ -136,6 +136,9 @@ const char* launch_summary(const CallView& call, const SummaryView& view) {
 }
 
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
     StateGradientParams p{};
     if (const char* error = fill(p, call, view)) {
         return error;
@@ -144,6 +147,9 @@ const char* launch_state_gradient(const CallView& call, const StateGradientView&
 }
 
 const char* launch_gradients(const CallView& call, const GradientsView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
     GradientsParams p{};
     if (const char* error = fill(p, call, view)) {
         return error;
