@@ -96,12 +96,15 @@ void add_bench_gdn(CLI::App& bench, Request& request) {
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();
     add_measuring_options(command, options);
-    examples(command,
-             "  hcp bench gdn\n"
-             "  hcp bench gdn --tokens 4096,65536 --dtype bf16 --gates zero25 --pass "
-             "forward,backward,summary,gradient_summary\n"
-             "  hcp bench gdn --tokens 8192 --peer hf,brgemm --python venv/bin/python3 --report "
-             "gdn.json");
+    examples(
+        command,
+        "  hcp bench gdn\n"
+        "  hcp bench gdn --tokens 4096,65536 --dtype bf16 --gates zero25 --pass "
+        "forward,backward,summary,gradient_summary\n"
+        "  hcp bench gdn --tokens 8192 --peer hf,brgemm --python venv/bin/python3 --report "
+        "gdn.json\n"
+        "  hcp bench gdn --device cuda --dtype bf16 --backend fused --key-heads 16 --value-heads "
+        "32 --repeats 20");
     command->callback([&request] { request.command = Command::kBenchGdn; });
 }
 
