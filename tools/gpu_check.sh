@@ -94,6 +94,14 @@ for ranks in 1 2; do
     done
   done
 done
+# Training with the fused kernels: one rank learns, and two are one.
+if wants models; then
+  python3 tools/demo_text.py runs/demo-text
+  words=(recipes/parity.yaml model.dtype=bf16 train.steps=20 train.optimizer.lr=1e-4 train.accelerator.device=cuda
+    train.accelerator.linear_attention_gdn_backend=fused)
+  check "train fused 1 gpu" "$kHcp" train "${words[@]}" --nproc 1 train.accelerator.cp=1
+  [[ $gpus -lt 2 ]] || check "verify parallel fused 2 gpus" "$kHcp" verify parallel "${words[@]}" --nproc 2 train.accelerator.cp=2
+fi
 # Layouts: the chain of a document comes back to each rank in zigzag, so both ranks send and receive on one pair.
 for name in dense_tiny moe_tiny; do
   model=$kGolden/models/$name
