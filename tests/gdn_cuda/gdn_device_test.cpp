@@ -117,7 +117,7 @@ TEST_P(GdnOnGpu, GeneratedCases) {
                        {.emulations = cuda_emulations(), .luck = 4.0});
         }
     }
-    EXPECT_LE(count.above, count.all / 6) << count.all;
+    EXPECT_LE(count.above, count.all / 10) << count.all;
     EXPECT_LE(count.unlucky, count.all / 50 + 2) << count.all;
     RecordProperty("comparisons", count.all);
     fmt::print("{} comparisons, {} by luck above 1.5 times the emulation\n", count.all,
@@ -303,8 +303,7 @@ TEST(GdnOnGpuSummaries, ChainToTheWhole) {
             const GdnGradients gradients =
                 call->backward(whole.d_o, at::stack({d_middle, whole.dS_end[0]}));
             SCOPED_TRACE(fmt::format("decay {}, cut {}", decay, cut));
-            // Without decay both answers keep all roundings of all tokens: the bars against fp64.
-            const double bar = decay == 0.0 ? 8e-3 : 3e-3;
+            constexpr double kChained = 3e-3;
             const Tensors actual = {{"o", output.o},
                                     {"S_end", output.S_end.narrow(0, 1, 1)},
                                     {"dq", gradients.dq},
@@ -313,7 +312,7 @@ TEST(GdnOnGpuSummaries, ChainToTheWhole) {
                                     {"dbeta", gradients.dbeta},
                                     {"dS_start", gradients.dS_start.narrow(0, 0, 1)}};
             for (const auto& [name, x] : actual) {
-                EXPECT_LE(worst_head_error(x, expected.at(name)), bar) << name;
+                EXPECT_LE(worst_head_error(x, expected.at(name)), kChained) << name;
             }
         }
     }

@@ -161,18 +161,15 @@ Tensors Launch::results() const {
         {"dbeta", tensor_of(dbeta, {tokens, heads})}};
 }
 
-/// Heads whose reference is next to nothing may be off by 1e-6 of the largest. A head's dg is
-/// mostly one sum over all elements of its states, so over few tokens it may happen to be small: it
-/// counts against the heads' mean square where that is larger.
-double worst_error(const std::string& name, const at::Tensor& x, const at::Tensor& reference) {
+/// By head; one whose reference is next to nothing counts against 1e-4 of the largest.
+double worst_error(const at::Tensor& x, const at::Tensor& reference) {
     const at::Tensor error = (x - reference).transpose(0, 1).flatten(1).norm(2, 1);
     const at::Tensor norm = reference.transpose(0, 1).flatten(1).norm(2, 1);
     if (x.size(0) < 4 && x.dim() == 2) {  // a head has a few numbers, some of which cancel
         return error.norm().item<double>() / norm.norm().item<double>();
     }
     const double most = std::max(norm.max().item<double>(), 1e-30);
-    const double mean = norm.square().mean().sqrt().item<double>();
-    const at::Tensor allowed = norm.clamp_min(name == "dg" ? mean : 1e-4 * most);
+    const at::Tensor allowed = norm.clamp_min(1e-4 * most);
     const double worst = (error / allowed).max().item<double>();
     return std::isfinite(worst) ? worst : INFINITY;
 }
@@ -181,8 +178,8 @@ void expect_gradients(const GradientsCase& wanted,
                       const Tensors& results,
                       const GdnGradients& all) {
     const std::map<std::string, std::pair<at::Tensor, double>> expected = {
-        {"dq", {all.dq, 5e-3}}, {"dk", {all.dk, 6e-3}},       {"dv", {all.dv, 5e-3}},
-        {"dg", {all.dg, 8e-3}}, {"dbeta", {all.dbeta, 6e-3}},
+        {"dq", {all.dq, 5e-3}},          {"dk", {all.dk, 6e-3}},       {"dv", {all.dv, 5e-3}},
+        {"dg", {all.dg, wanted.dg_bar}}, {"dbeta", {all.dbeta, 6e-3}},
     };
     for (std::size_t s = 0; s + 1 < wanted.offsets.size(); ++s) {
         const auto first = wanted.offsets[s], count = wanted.offsets[s + 1] - first;
@@ -190,7 +187,7 @@ void expect_gradients(const GradientsCase& wanted,
             continue;
         }
         for (const auto& [name, given] : expected) {
-            const double error = worst_error(name, results.at(name).narrow(0, first, count),
+            const double error = worst_error(results.at(name).narrow(0, first, count),
                                              given.first.narrow(0, first, count));
             EXPECT_LE(error, given.second) << wanted.name << ": " << name << ", segment " << s;
         }
@@ -245,12 +242,13 @@ INSTANTIATE_TEST_SUITE_P(
                       .seed = 4},
         GradientsCase{.name = "GroupOfThree", .offsets = {0, 128}, .group = 3, .clusters = 1},
         GradientsCase{.name = "GroupOfFour", .offsets = {0, 90}, .group = 4, .clusters = 1},
-        GradientsCase{.name = "GroupOfEight", .offsets = {0, 60}, .group = 8},
+        GradientsCase{.name = "GroupOfEight", .offsets = {0, 60}, .group = 8, .dg_bar = 9e-3},
         GradientsCase{.name = "NoDecay",
                       .offsets = {0, 128},
                       .key_heads = 3,
                       .gates = Gates::kNone,
-                      .clusters = 1},
+                      .clusters = 1,
+                      .dg_bar = 1.1e-2},
         GradientsCase{.name = "StrongDecay", .offsets = {0, 120}, .gates = Gates::kStrong},
         GradientsCase{.name = "MixedDecay", .offsets = {0, 128}, .gates = Gates::kMixed},
         GradientsCase{.name = "Reset", .offsets = {0, 128}, .gates = Gates::kWithReset},
