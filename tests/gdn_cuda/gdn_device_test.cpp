@@ -79,15 +79,6 @@ std::vector<FusedVariant> gpu_variant() {
              }}};
 }
 
-GdnCase bf16_case(const std::vector<std::int64_t>& offsets,
-                  std::int64_t key_heads,
-                  std::int64_t value_heads,
-                  std::uint64_t seed) {
-    return with_dtype(
-        generated_case({offsets, offsets.back(), key_heads, value_heads, 128, 128}, seed),
-        at::kBFloat16);
-}
-
 Tensors on_cpu(const Tensors& tensors) {
     Tensors moved;
     for (const auto& [name, x] : tensors) {

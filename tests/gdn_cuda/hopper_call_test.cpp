@@ -21,15 +21,6 @@ std::vector<FusedVariant> emulated(std::uint64_t seed, std::int64_t image_bytes 
              }}};
 }
 
-GdnCase bf16_case(const std::vector<std::int64_t>& offsets,
-                  std::int64_t key_heads,
-                  std::int64_t value_heads,
-                  std::uint64_t seed) {
-    return with_dtype(
-        generated_case({offsets, offsets.back(), key_heads, value_heads, 128, 128}, seed),
-        at::kBFloat16);
-}
-
 const std::map<std::string, double> kBars{{"dk", 6e-3}, {"dbeta", 6e-3}, {"dg", 8e-3}};
 constexpr double kBar = 5e-3;
 

@@ -13,6 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Half.h>
 
+#include "gdn_cuda/support.h"
 #include "kernels/gdn_support.h"
 #include "simt/launch.h"
 
@@ -20,37 +21,6 @@ namespace hybridcp::test {
 namespace {
 
 namespace cuda = gdn::cuda;
-
-simt::TensorMap map_of(const at::Tensor& x) {
-    return {.data = static_cast<std::byte*>(x.data_ptr()),
-            .extent = {128, static_cast<uint32_t>(x.size(1)), static_cast<uint32_t>(x.size(0))},
-            .stride_bytes = {static_cast<uint64_t>(x.stride(1)) * 2,
-                             static_cast<uint64_t>(x.stride(0)) * 2},
-            .box = {64, 1, 64}};
-}
-
-std::vector<cuda::Chunk> chunks_of(const std::vector<std::int64_t>& offsets) {
-    std::vector<cuda::Chunk> chunks;
-    for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-        for (std::int64_t t = offsets[i]; t < offsets[i + 1]; t += 64) {
-            chunks.push_back({static_cast<int32_t>(t), static_cast<int32_t>(std::min<std::int64_t>(
-                                                           64, offsets[i + 1] - t))});
-        }
-    }
-    return chunks;
-}
-std::vector<cuda::Piece> pieces_of(const std::vector<std::int64_t>& offsets, int32_t pieces) {
-    std::vector<cuda::Piece> result;
-    int32_t first = 0;
-    for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-        const auto count = static_cast<int32_t>((offsets[i + 1] - offsets[i] + 63) / 64);
-        for (int32_t j = 0; j < pieces && count > 0; ++j) {
-            result.push_back({static_cast<int32_t>(i), first, count, j, pieces});
-        }
-        first += count;
-    }
-    return result;
-}
 
 /// [64, columns] of a panel image, columns a multiple of 64.
 at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns) {
@@ -133,7 +103,8 @@ struct Run {
 Walk walk(const GdnCase& problem, const Run& run) {
     Walk w;
     w.problem = problem;
-    w.chunks = chunks_of(problem.offsets);
+    const Tables tables = make_tables(problem.offsets, run.pieces);
+    w.chunks = tables.chunks;
     const auto& in = problem.inputs;
     const auto norms = [&](const at::Tensor& x) {
         const at::Tensor squares = x.to(at::kFloat).square().sum(2).t().contiguous();
@@ -148,11 +119,11 @@ Walk walk(const GdnCase& problem, const Run& run) {
     w.d_new_values.assign(images * cuda::kRowsBytes, 0xff);
     const auto segments = static_cast<int64_t>(problem.offsets.size()) - 1;
     w.d_start = at::full({segments, heads, 128, 128}, NAN, at::kFloat);
-    const std::vector<cuda::Piece> pieces = pieces_of(problem.offsets, run.pieces);
+    const std::vector<cuda::Piece>& pieces = tables.pieces;
     cuda::StateGradientParams p{
-        .q = map_of(in.q),
-        .k = map_of(in.k),
-        .d_o = map_of(problem.d_o),
+        .q = tensor_map(in.q),
+        .k = tensor_map(in.k),
+        .d_o = tensor_map(problem.d_o),
         .gates = {in.g.data_ptr<float>(), in.g.stride(0), in.g.stride(1), in.beta.data_ptr(),
                   in.beta.stride(0), in.beta.stride(1), in.beta.scalar_type() == at::kBFloat16},
         .shape = {static_cast<int32_t>(in.q.size(0)), static_cast<int32_t>(in.q.size(1)),
@@ -192,12 +163,6 @@ at::Tensor gradient_before(const GdnCase& problem,
                                     GdnSegments({0, end - begin}), problem.options);
     (void)call->forward({});
     return call->backward(part(problem.d_o), d_end).dS_start[0];
-}
-
-double relative_error(const at::Tensor& x, const at::Tensor& reference) {
-    const double norm = reference.to(at::kDouble).norm().item<double>();
-    const double error = (x.to(at::kDouble) - reference.to(at::kDouble)).norm().item<double>();
-    return std::isfinite(error) ? error / std::max(norm, 1e-30) : INFINITY;
 }
 
 void check_states(const Walk& w, double bar) {
@@ -260,27 +225,12 @@ void check_new_values(const Walk& w, double bar) {
     }
 }
 
-GdnCase small_case(const std::vector<std::int64_t>& offsets,
-                   int64_t key_heads,
-                   int64_t value_heads,
-                   uint64_t seed) {
-    const GdnShape shape{.offsets = offsets,
-                         .num_tokens = offsets.back(),
-                         .key_heads = key_heads,
-                         .value_heads = value_heads,
-                         .key_dim = 128,
-                         .value_dim = 128};
-    GdnCase result = with_dtype(generated_case(shape, seed), at::kBFloat16);
-    result.inputs.g = result.inputs.g.to(at::kFloat).contiguous();
-    return result;
-}
-
 constexpr double kBar = 5e-3;
 
 TEST(StateGradient, MatchesTheReference) {
     for (const std::int64_t tokens : {1, 63, 64, 65, 200}) {
         const Walk w =
-            walk(small_case({0, tokens}, 1, 2, 3), {.seed = static_cast<uint64_t>(tokens)});
+            walk(bf16_case({0, tokens}, 1, 2, 3), {.seed = static_cast<uint64_t>(tokens)});
         SCOPED_TRACE(tokens);
         check_states(w, kBar);
         check_new_values(w, 2 * kBar);
@@ -288,14 +238,14 @@ TEST(StateGradient, MatchesTheReference) {
 }
 
 TEST(StateGradient, PackedSegments) {
-    const Walk w = walk(small_case({0, 65, 65, 100, 229}, 1, 1, 5), {.seed = 2});
+    const Walk w = walk(bf16_case({0, 65, 65, 100, 229}, 1, 1, 5), {.seed = 2});
     check_states(w, kBar);
     check_new_values(w, 2 * kBar);
 }
 
 TEST(StateGradient, PiecesMeetTheWhole) {
     for (const bool truncate : {false, true}) {
-        const Walk w = walk(small_case({0, 500}, 1, 2, 7),
+        const Walk w = walk(bf16_case({0, 500}, 1, 2, 7),
                             {.pieces = truncate ? 3 : 2, .may_truncate = truncate, .seed = 3});
         SCOPED_TRACE(truncate);
         check_states(w, kBar);
@@ -303,7 +253,7 @@ TEST(StateGradient, PiecesMeetTheWhole) {
 }
 
 TEST(StateGradient, SummaryWalksTheChunksThatMatter) {
-    GdnCase problem = small_case({0, 700}, 1, 2, 9);
+    GdnCase problem = bf16_case({0, 700}, 1, 2, 9);
     for (const float floor : {-INFINITY, -25.0F}) {
         // The second head forgets within two chunks.
         problem.inputs.g.select(1, 0).fill_(-0.003);
@@ -317,7 +267,7 @@ TEST(StateGradient, SummaryWalksTheChunksThatMatter) {
 }
 
 TEST(StateGradient, NanStaysInItsSegmentAndHead) {
-    GdnCase problem = small_case({0, 70, 140}, 1, 2, 11);
+    GdnCase problem = bf16_case({0, 70, 140}, 1, 2, 11);
     problem.d_o.slice(0, 70, 140).select(1, 0).fill_(NAN);
     problem.inputs.k.slice(0, 70, 71).fill_(NAN);
     const Walk w = walk(problem, {.seed = 5});

@@ -110,6 +110,15 @@ GdnCase with_dtype(const GdnCase& gdn_case, at::ScalarType type) {
     return result;
 }
 
+GdnCase bf16_case(const std::vector<std::int64_t>& offsets,
+                  std::int64_t key_heads,
+                  std::int64_t value_heads,
+                  std::uint64_t seed) {
+    return with_dtype(
+        generated_case({offsets, offsets.back(), key_heads, value_heads, 128, 128}, seed),
+        at::kBFloat16);
+}
+
 Tensors run_all(GdnBackend backend, const GdnCase& gdn_case) {
     return run_all(*make_gdn_call(backend, gdn_case.inputs, gdn_case.offsets, gdn_case.options),
                    gdn_case);

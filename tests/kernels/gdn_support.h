@@ -48,6 +48,12 @@ struct GdnShape {
 /// The same case with q, k, v, beta and d_o rounded to `type` (g and the states stay as they are).
 [[nodiscard]] GdnCase with_dtype(const GdnCase& gdn_case, at::ScalarType type);
 
+/// In bf16, K = V = 128, without padding.
+[[nodiscard]] GdnCase bf16_case(const std::vector<std::int64_t>& offsets,
+                                std::int64_t key_heads,
+                                std::int64_t value_heads,
+                                std::uint64_t seed);
+
 /// Outputs and gradients of a case: o, S_end, dq, dk, dv, dg, dbeta, dS_start.
 [[nodiscard]] Tensors run_all(GdnBackend backend, const GdnCase& gdn_case);
 [[nodiscard]] Tensors run_all(GdnCall& call, const GdnCase& gdn_case);
