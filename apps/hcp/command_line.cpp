@@ -118,7 +118,7 @@ void add_verify_op(CLI::App& verify, Request& request) {
         ->required();
     op->add_option("files", options.files, "golden cases, their manifest.json beside them")
         ->required();
-    op->add_option("--backend", options.backend, "eager, fused (cpu), or reference (fp64)")
+    op->add_option("--backend", options.backend, "eager, fused, or reference (fp64)")
         ->capture_default_str();
     op->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
     op->add_option("--device", options.device, "cpu or cuda")->capture_default_str();

@@ -14,7 +14,7 @@ namespace hybridcp::cli {
 struct VerifyOpOptions {
     std::string op;
     std::vector<std::string> files;
-    std::string backend = "eager";  // eager | fused (cpu) | reference (fp64)
+    std::string backend = "eager";  // eager | fused | reference (fp64)
     std::string dtype = "fp32";     // fp32 | bf16; with reference only fp32
     std::string device = "cpu";
     std::int64_t chunk_size = 64;  // gdn, eager
