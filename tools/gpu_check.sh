@@ -124,6 +124,8 @@ if wants bench; then
     "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads "$keys" --value-heads "$values" \
       --tokens "$tokens" --gates "$gates" --report "$kOut/bench_${keys}_${values}_$gates.json" 2>&1 | tail -n +2
   done
+  "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads 16 --value-heads 32 --tokens 8192,16384 \
+    --peer hf --peer-repeats 3 --report "$kOut/bench_hf.json" 2>&1 | grep ' hf '
 fi
 printf '%s\n' "${table[@]}"
 printf 'gpu check: %d of %d failed, %d s\n' $failed ${#table[@]} $(($(seconds) - start))

@@ -30,8 +30,8 @@ void check_options(const BenchGdnOptions& options) {
     if (options.device == "cuda" && !(options.dtypes == std::vector<std::string>{"bf16"})) {
         throw UsageError("bench gdn --device cuda times bf16: add --dtype bf16");
     }
-    if (options.device == "cuda" && !options.peers.empty()) {
-        throw UsageError("bench gdn --device cuda has its peers' times with it: leave out --peer");
+    if (options.device == "cuda" && contains(options.peers, "brgemm")) {
+        throw UsageError("bench gdn --device cuda: the peer brgemm runs on the CPU; --peer hf");
     }
     for (const std::string& pass : options.passes) {
         check_word("bench gdn --pass", pass,
@@ -196,14 +196,14 @@ int bench_gdn(const BenchGdnOptions& options) {
     for (const Report& report : reports) {
         results["verified"].push_back(report.to_json());
     }
+    if (hugging_face) {
+        results["hf"] = hugging_face->versions();
+    }
     if (options.device == "cuda") {
-        results["runs"] = bench_gdn_on_cuda(options, variants);
+        results["runs"] = bench_gdn_on_cuda(options, variants, hugging_face.get());
         fmt::print("{}", bench_gdn_cuda_table(results));
         write_report(options, results);
         return 0;
-    }
-    if (hugging_face) {
-        results["hf"] = hugging_face->versions();
     }
     for (const std::string& dtype : options.dtypes) {
         run_dtype(options, variants, hugging_face.get(), dtype, results["runs"]);

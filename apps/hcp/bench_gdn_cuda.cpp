@@ -165,7 +165,51 @@ double peak_bytes(Passes& passes) {
     return static_cast<double>(peak - before);
 }
 
+Json time_hugging_face(const BenchGdnOptions& options, HuggingFacePeer& peer, std::int64_t tokens) {
+    peer.set_up(options, tokens, "bf16");
+    std::map<std::string, std::vector<double>> ms;
+    LaneTimes last;
+    for (int turn = 0; turn <= options.peer_repeats; ++turn) {
+        last = peer.run();
+        for (const auto& [pass, us] : last.us) {
+            if (turn > 0) {  // the first warms up
+                ms[pass].push_back(1e-3 * us);
+            }
+        }
+    }
+    return {{"forward_ms", median(ms.at("forward"))},
+            {"backward_ms", median(ms.at("backward"))},
+            {"peak_bytes", last.bytes.at("forward+backward")}};
+}
+
 #endif
+
+/// Of forward and backward, launched; nan if one of them was not timed.
+double both_ms(const Json& lane) {
+    double ms = 0;
+    for (const char* pass : {"forward", "backward"}) {
+        const Json& passes = lane.at("passes");
+        ms += passes.contains(pass) ? passes.at(pass).at("launched").at("median_ms").get<double>()
+                                    : std::nan("");
+    }
+    return ms;
+}
+
+std::string hugging_face_text(const Json& run) {
+    if (!run.contains("hf")) {
+        return "";
+    }
+    const Json& hf = run.at("hf");
+    const double forward = hf.at("forward_ms"), backward = hf.at("backward_ms");
+    std::string text = fmt::format("{:>7} {:<27} forward {:.1f}, backward {:.1f}, {:.0f} MiB;",
+                                   run.at("tokens").get<std::int64_t>(), "hf", forward, backward,
+                                   hf.at("peak_bytes").get<double>() / 1048576);
+    for (const Json& lane : run.at("lanes")) {
+        text += fmt::format(" {:.0f} times {}", (forward + backward) / both_ms(lane),
+                            lane.at("name").get<std::string>());
+    }
+    return text + "\n";
+}
 
 std::string peers_text(const Json& run, const std::string& pass) {
     std::string text;
@@ -183,7 +227,8 @@ std::string peers_text(const Json& run, const std::string& pass) {
 }  // namespace
 
 Json bench_gdn_on_cuda([[maybe_unused]] const BenchGdnOptions& options,
-                       [[maybe_unused]] const std::vector<GdnVariant>& variants) {
+                       [[maybe_unused]] const std::vector<GdnVariant>& variants,
+                       [[maybe_unused]] HuggingFacePeer* hugging_face) {
 #ifdef HCP_CUDA
     Json runs = Json::array();
     for (const std::int64_t tokens : options.tokens) {
@@ -204,6 +249,9 @@ Json bench_gdn_on_cuda([[maybe_unused]] const BenchGdnOptions& options,
             }
             lane["peak_bytes"] = peak_bytes(passes);
             run["lanes"].push_back(std::move(lane));
+        }
+        if (hugging_face != nullptr) {
+            run["hf"] = time_hugging_face(options, *hugging_face, tokens);
         }
         for (const char* pass : {"forward", "backward"}) {
             run["limit_ms"][pass] = limit_ms(options, tokens, pass);
@@ -240,6 +288,7 @@ std::string bench_gdn_cuda_table(const Json& results) {
                     peers_text(run, pass));
             }
         }
+        text += hugging_face_text(run);
     }
     return text;
 }

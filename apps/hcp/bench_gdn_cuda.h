@@ -3,12 +3,15 @@
 #pragma once
 
 #include "hcp/bench_gdn.h"
+#include "hcp/bench_peers.h"
 
 namespace hybridcp::cli {
 
-/// Times `variants` after they were verified. Returns what --report writes.
+/// Times `variants` after they were verified, and Transformers' op where `hugging_face` is not
+/// null. Returns what --report writes.
 [[nodiscard]] nlohmann::json bench_gdn_on_cuda(const BenchGdnOptions& options,
-                                               const std::vector<GdnVariant>& variants);
+                                               const std::vector<GdnVariant>& variants,
+                                               HuggingFacePeer* hugging_face);
 [[nodiscard]] std::string bench_gdn_cuda_table(const nlohmann::json& results);
 
 /// A published or measured time of another implementation at one shape, on an H200, in

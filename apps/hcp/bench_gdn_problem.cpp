@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "hcp/bench_gdn.h"
 #include "hcp/bench_measure.h"
@@ -109,8 +110,10 @@ GdnProblem make_gdn_problem(const BenchGdnOptions& options,
     problem.d_o = noise(options.value_heads, options.value_dim);
     const std::vector<std::int64_t> states{static_cast<std::int64_t>(offsets.size()) - 1,
                                            options.value_heads, options.key_dim, options.value_dim};
-    problem.S_start = at::randn(states);
-    problem.dS_end = at::randn(states);
+    // As large as states are: a sum of products of unit keys and unit normal values.
+    const double size = 1.0 / std::sqrt(static_cast<double>(options.key_dim));
+    problem.S_start = at::randn(states).mul_(size);
+    problem.dS_end = at::randn(states).mul_(size);
     problem.offsets = offsets;
     problem.segments = GdnSegments(offsets);
     return problem;

@@ -2,7 +2,7 @@
 
 Reads one JSON request a line, writes one JSON answer a line:
   {"op": "start", "threads": 1}                        -> {"versions": "..."}
-  {"op": "set_up", "tokens": ..., "dtype": "bf16", ...} -> {"ok": true}
+  {"op": "set_up", "tokens": ..., "dtype": "bf16", "device": "cpu", ...} -> {"ok": true}
   {"op": "run"} -> {"forward_us": ..., "backward_us": ..., "peak_bytes": ...}
 Any answer may be {"error": "..."} instead.
 """
@@ -26,18 +26,33 @@ class Peer:
         self.torch = torch
         self.rule = modeling.torch_chunk_gated_delta_rule
         torch.set_num_threads(request["threads"])
-        # As the caller measures itself: other work on the machine does not count.
-        self.clock = time.process_time if request["threads"] == 1 else time.perf_counter
+        self.threads = request["threads"]
         return {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}
 
+    def clock(self):
+        if self.on_gpu:
+            self.torch.cuda.synchronize()
+            return time.perf_counter()
+        # As the caller measures itself: other work on the machine does not count.
+        return time.process_time() if self.threads == 1 else time.perf_counter()
+
+    def memory(self, **which):
+        if not self.on_gpu:
+            return resident_bytes(**which)
+        cuda = self.torch.cuda
+        if which.get("reset_peak"):
+            cuda.reset_peak_memory_stats()
+        return cuda.max_memory_allocated() if which.get("peak") else cuda.memory_allocated()
+
     def set_up(self, request):
+        self.on_gpu = request["device"] == "cuda"
         self.inputs = self.make_inputs(request, min(request["tokens"], 512))
         self.bytes_before = 0
         self.run(request)
         self.inputs = None
         self.inputs = self.make_inputs(request, request["tokens"])
         release_free_memory()
-        self.bytes_before = resident_bytes()
+        self.bytes_before = self.memory()
         return {"ok": True}
 
     def make_inputs(self, request, tokens):
@@ -57,15 +72,14 @@ class Peer:
             "g": gates,
             "beta": torch.rand(1, tokens, request["value_heads"]).to(dtype),
         }
-        for tensor in inputs.values():
-            tensor.requires_grad_(True)
-        self.output_gradient = noise(request["value_heads"], request["value_dim"])
-        return inputs
+        device = request["device"]
+        self.output_gradient = noise(request["value_heads"], request["value_dim"]).to(device)
+        return {name: x.to(device).requires_grad_(True) for name, x in inputs.items()}
 
     def run(self, request):
         torch = self.torch
         gc.collect()
-        resident_bytes(reset_peak=True)
+        self.memory(reset_peak=True)
         start = self.clock()
         # The op wants a query and a key head for each value head: so does its model.
         repeated = {
@@ -89,7 +103,7 @@ class Peer:
         if request.get("backward", True):
             torch.autograd.grad(output, list(self.inputs.values()), self.output_gradient)
             answer["backward_us"] = (self.clock() - middle) * 1e6
-        answer["peak_bytes"] = resident_bytes(peak=True) - self.bytes_before
+        answer["peak_bytes"] = self.memory(peak=True) - self.bytes_before
         return answer
 
 
