@@ -28,12 +28,16 @@ struct Decay {
     bool floored[2];
 };
 
-HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const Item& item) {
-    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, item.head));
+HCP_DEVICE Decay store_gates(const GradientsParams& p,
+                             const Block& block,
+                             const Item& item,
+                             const Turn& turn) {
+    const int32_t head = head_of(block, item.key_head, turn.member);
+    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, head));
     const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
-    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + item.parity()),
-                                   ((item.turn >> 1) & 1) ^ 1, kPollNs);
-    const uint32_t to = block.slot(item.turn) + 8 * device::lane_index();
+    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + turn.parity()),
+                                   ((turn.index >> 1) & 1) ^ 1, kPollNs);
+    const uint32_t to = block.slot(turn.index) + 8 * device::lane_index();
     const auto store = [to](Vector vector, float first, float second) {
         device::store_shared(to + vector * kVectorBytes, device::Float2{first, second});
     };
@@ -45,13 +49,28 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const
     store(kKeyNorm, r_k.x, r_k.y);
     store(kQueryNorm, r_q.x, r_q.y);
     if (device::lane_index() == 0) {
-        device::store_shared(block.slot(item.turn) + kItem,
+        device::store_shared(block.slot(turn.index) + kItem,
                              device::Word4{static_cast<uint32_t>(item.span.token),
                                            static_cast<uint32_t>(item.span.tokens),
                                            static_cast<uint32_t>(item.key_head), 0});
     }
-    arrive_warp(block, kGatesFull + item.parity());
+    arrive_warp(block, kGatesFull + turn.parity());
     return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
+}
+
+/// Sums over rows of N of the lane's two columns.
+HCP_DEVICE device::Float2 sum_columns(const Block& block) {
+    const uint32_t step = device::lane_index() / 8, column = 2 * device::lane_index() % 16;
+    device::Float2 columns = {0.0F, 0.0F};
+    for (uint32_t warp = 0; warp < 4; ++warp) {
+        const uint32_t at = (blocks_before(warp) + step) * kColumnsBytes;
+        if (step <= warp) {
+            const device::Float2 reads = pair_at(block.shared + kReadColumns + at, column);
+            const device::Float2 erasures = pair_at(block.shared + kEraseColumns + at, column);
+            columns = {columns.x + reads.x + erasures.x, columns.y + reads.y + erasures.y};
+        }
+    }
+    return columns;
 }
 
 /// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
@@ -59,24 +78,21 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const
 HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
                                      const Block& block,
                                      const Item& item,
+                                     const Turn& turn,
                                      const Decay& decay) {
     const uint32_t lane = device::lane_index();
-    device::mbarrier_wait_sleeping(block.barrier(kSumsFull), item.parity(), kPollNs);
+    device::mbarrier_wait_sleeping(block.barrier(kSumsFull), turn.parity(), kPollNs);
     const device::Float2 reads = pair_at(block.shared + kThroughReads, 2 * lane);
     const device::Float2 erasures = pair_at(block.shared + kThroughErasures, 2 * lane);
+    const device::Float2 pairs = pair_at(block.shared + kThroughPairs, 2 * lane);
     const device::Float2 writes = pair_at(block.shared + kThroughWrites, 2 * lane);
-    device::Float2 columns = {0.0F, 0.0F};
-    for (uint32_t i = 0; i < 8; ++i) {
-        const device::Float2 part =
-            pair_at(block.shared + kColumnSums + i * kVectorBytes, 2 * lane);
-        columns = {columns.x + part.x, columns.y + part.y};
-    }
+    const device::Float2 columns = sum_columns(block);
     float through_state = 0.0F;
     for (uint32_t warp = 0; warp < 4; ++warp) {
         through_state += device::load_shared<float>(block.shared + kThroughState + 4 * warp);
     }
-    const float second = reads.y + erasures.y - columns.y;
-    const float first = reads.x + erasures.x - columns.x;
+    const float second = reads.y + erasures.y + pairs.y - columns.y;
+    const float first = reads.x + erasures.x + pairs.x - columns.x;
     float from_here = first + second, before = writes.x + writes.y;
     for (uint32_t distance = 1; distance < 32; distance <<= 1) {
         const float later = device::shuffle_down(from_here, distance);
@@ -90,33 +106,41 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     const float after = device::shuffle_down(from_here, 1);
     const float gradient[2] = {from_here + before,
                                (lane < 31 ? after : 0.0F) + second + before + writes.x};
+    const int32_t head = head_of(block, item.key_head, turn.member);
     for (int i = 0; i < 2; ++i) {
         const int32_t row = static_cast<int32_t>(2 * lane) + i;
         if (row < item.span.tokens) {
             const int64_t token = int64_t{item.span.token} + row;
-            device::store_global(p.dg + token * p.dg_token_stride + item.head * p.dg_head_stride,
+            device::store_global(p.dg + token * p.dg_token_stride + head * p.dg_head_stride,
                                  decay.floored[i] ? 0.0F : gradient[i]);
         }
     }
 }
 
-/// The gates run one chunk ahead.
+/// The gates run one turn ahead.
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
-    uint32_t turn = 0;
-    if (block.first_item >= block.num_items) {
-        return;
-    }
-    Item item = item_of(p, block, block.first_item, turn);
-    Decay decay = store_gates(p, block, item);
-    for (uint32_t i = block.first_item; i < block.num_items; i += block.item_step) {
-        Item next = item;
-        Decay next_decay = decay;
-        if (i + block.item_step < block.num_items) {
-            next = item_of(p, block, i + block.item_step, ++turn);
-            next_decay = store_gates(p, block, next);
+    const uint32_t turns = block.items() * block.group;
+    Item item = item_of(p, block, 0);
+    Turn turn = turn_of(block, 0, 0);
+    Decay decay = store_gates(p, block, item, turn);
+    while (true) {
+        Item next_item = item;
+        Turn next = {turn.item, turn.member + 1, turn.index + 1};
+        if (next.member == block.group) {
+            next.member = 0;
+            ++next.item;
         }
-        store_decay_gradient(p, block, item, decay);
-        item = next;
+        Decay next_decay = decay;
+        if (next.index < turns) {
+            next_item = next.member == 0 ? item_of(p, block, next.item) : item;
+            next_decay = store_gates(p, block, next_item, next);
+        }
+        store_decay_gradient(p, block, item, turn, decay);
+        if (next.index == turns) {
+            return;
+        }
+        item = next_item;
+        turn = next;
         decay = next_decay;
     }
 }
