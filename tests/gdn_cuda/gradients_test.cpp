@@ -85,6 +85,7 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.k = map_of(k, key_heads, tokens);
     params.q = map_of(q, key_heads, tokens);
     params.d_o = map_of(d_o, heads, tokens);
+    params.dv_map = map_of(dv, heads, tokens);
     params.shape = {
         static_cast<std::int32_t>(tokens), static_cast<std::int32_t>(key_heads),
         static_cast<std::int32_t>(heads),  static_cast<std::int32_t>(remade.chunks.size()),

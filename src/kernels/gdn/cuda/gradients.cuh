@@ -7,10 +7,8 @@
 // load takes as soon as the last reader has released it.
 
 #include "kernels/gdn/cuda/gradients_gates.cuh"
-#include "kernels/gdn/cuda/gradients_keys.cuh"
+#include "kernels/gdn/cuda/gradients_item.cuh"
 #include "kernels/gdn/cuda/gradients_producer.cuh"
-#include "kernels/gdn/cuda/gradients_queries.cuh"
-#include "kernels/gdn/cuda/gradients_solve.cuh"
 #include "kernels/gdn/cuda/gradients_values.cuh"
 
 namespace hybridcp::gdn::cuda {
@@ -19,9 +17,8 @@ namespace hybridcp::gdn::cuda {
 struct GradientsConfig {
     static constexpr int kThreads = 512;
     static constexpr uint32_t kSharedBytes = gradients::kSharedBytes;
-    static constexpr int kValuesRegisters = 144, kKeysRegisters = 160, kQueriesRegisters = 160;
-    static constexpr int kLoadingRegisters = 48;
-    static_assert(kValuesRegisters + kKeysRegisters + kQueriesRegisters + kLoadingRegisters <= 512);
+    static constexpr int kWorkingRegisters = 160, kLoadingRegisters = 32;
+    static_assert(3 * kWorkingRegisters + kLoadingRegisters <= 512);
 };
 
 namespace gradients {
@@ -70,16 +67,6 @@ HCP_DEVICE void serve(const GradientsParams& p, const Block& block) {
     }
 }
 
-/// Calls role(params, block, item) for each of the block's items.
-template <class Role>
-HCP_DEVICE void for_each_item(const GradientsParams& p, const Block& block, Role role) {
-    const uint32_t items = block.items();
-#pragma unroll 1
-    for (uint32_t item = 0; item < items; ++item) {
-        role(p, block, item);
-    }
-}
-
 }  // namespace gradients
 
 template <class Config>
@@ -93,19 +80,16 @@ HCP_DEVICE void gradients_kernel(const GradientsParams& p) {
         init_barriers(block);
     }
     device::sync_block();
-    const uint32_t warpgroup = device::warp_index() / 4;
-    if (warpgroup == 3) {
+    if (device::warp_index() >= kWorkingThreads / 32) {
         device::decrease_registers<Config::kLoadingRegisters>();
         serve(p, block);
-    } else if (warpgroup == 0) {
-        device::increase_registers<Config::kValuesRegisters>();
-        for_each_item(p, block, [](const auto&... x) { gradients_of_values(x...); });
-    } else if (warpgroup == 1) {
-        device::increase_registers<Config::kKeysRegisters>();
-        for_each_item(p, block, [](const auto&... x) { gradients_of_keys(x...); });
     } else {
-        device::increase_registers<Config::kQueriesRegisters>();
-        for_each_item(p, block, [](const auto&... x) { gradients_of_queries(x...); });
+        device::increase_registers<Config::kWorkingRegisters>();
+        const uint32_t items = block.items();
+#pragma unroll 1
+        for (uint32_t item = 0; item < items; ++item) {
+            take_item(p, block, item);
+        }
     }
 }
 

@@ -90,6 +90,8 @@ HCP_DEVICE void publish_warp(const Block& block, uint32_t barrier) {
     device::fence_proxy_async();
     arrive_warp(block, barrier);
 }
+/// After loads of the tile that are not wgmma's comes fence_proxy_async first: without it TMA was
+/// seen to overtake a load_matrix under way.
 HCP_DEVICE void release(const Block& block, Tile tile) {
     arrive_warp(block, uint32_t{kEmpty} + tile);
 }

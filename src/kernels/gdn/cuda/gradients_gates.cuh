@@ -58,21 +58,6 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p,
     return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
 }
 
-/// Sums over rows of N of the lane's two columns.
-HCP_DEVICE device::Float2 sum_columns(const Block& block) {
-    const uint32_t step = device::lane_index() / 8, column = 2 * device::lane_index() % 16;
-    device::Float2 columns = {0.0F, 0.0F};
-    for (uint32_t warp = 0; warp < 4; ++warp) {
-        const uint32_t at = (blocks_before(warp) + step) * kColumnsBytes;
-        if (step <= warp) {
-            const device::Float2 reads = pair_at(block.shared + kReadColumns + at, column);
-            const device::Float2 erasures = pair_at(block.shared + kEraseColumns + at, column);
-            columns = {columns.x + reads.x + erasures.x, columns.y + reads.y + erasures.y};
-        }
-    }
-    return columns;
-}
-
 /// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
 /// before t are added up: taking those after it from the total would cancel where all else is 0.
 HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
@@ -86,7 +71,12 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     const device::Float2 erasures = pair_at(block.shared + kThroughErasures, 2 * lane);
     const device::Float2 pairs = pair_at(block.shared + kThroughPairs, 2 * lane);
     const device::Float2 writes = pair_at(block.shared + kThroughWrites, 2 * lane);
-    const device::Float2 columns = sum_columns(block);
+    device::Float2 columns = {0.0F, 0.0F};
+    for (uint32_t i = 0; i < 8; ++i) {
+        const device::Float2 part =
+            pair_at(block.shared + kColumnSums + i * kVectorBytes, 2 * lane);
+        columns = {columns.x + part.x, columns.y + part.y};
+    }
     float through_state = 0.0F;
     for (uint32_t warp = 0; warp < 4; ++warp) {
         through_state += device::load_shared<float>(block.shared + kThroughState + 4 * warp);
@@ -120,28 +110,31 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
 /// The gates run one turn ahead.
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
     const uint32_t turns = block.items() * block.group;
-    Item item = item_of(p, block, 0);
-    Turn turn = turn_of(block, 0, 0);
-    Decay decay = store_gates(p, block, item, turn);
+    Item item = {}, last_item = {};
+    Turn turn = turn_of(block, 0, 0), last = turn;
+    Decay decay = {}, last_decay = {};
+#pragma unroll 1
     while (true) {
-        Item next_item = item;
-        Turn next = {turn.item, turn.member + 1, turn.index + 1};
-        if (next.member == block.group) {
-            next.member = 0;
-            ++next.item;
+        if (turn.index < turns) {
+            if (turn.member == 0) {
+                item = item_of(p, block, turn.item);
+            }
+            decay = store_gates(p, block, item, turn);
         }
-        Decay next_decay = decay;
-        if (next.index < turns) {
-            next_item = next.member == 0 ? item_of(p, block, next.item) : item;
-            next_decay = store_gates(p, block, next_item, next);
+        if (turn.index > 0) {
+            store_decay_gradient(p, block, last_item, last, last_decay);
         }
-        store_decay_gradient(p, block, item, turn, decay);
-        if (next.index == turns) {
+        if (turn.index == turns) {
             return;
         }
-        item = next_item;
-        turn = next;
-        decay = next_decay;
+        last_item = item;
+        last = turn;
+        last_decay = decay;
+        ++turn.index;
+        if (++turn.member == block.group) {
+            turn.member = 0;
+            ++turn.item;
+        }
     }
 }
 

@@ -9,8 +9,9 @@ namespace hybridcp::gdn::cuda {
 
 /// Images: see problem.cuh. dq, dk, dv are contiguous [tokens, heads, 128] in bf16.
 struct GradientsParams {
-    device::TensorMap k, q;  // [128, key heads, tokens], boxes of {64, 1, 64}
-    device::TensorMap d_o;   // [128, value heads, tokens], the same boxes; unread without has_d_o
+    device::TensorMap k, q;    // [128, key heads, tokens], boxes of {64, 1, 64}
+    device::TensorMap d_o;     // [128, value heads, tokens], the same boxes; unread without has_d_o
+    device::TensorMap dv_map;  // of dv, the same
     Shape shape;
     bool has_d_o;  // without it dO is 0
     GateInputs gates;
@@ -49,12 +50,15 @@ constexpr uint32_t tile_readers(uint32_t tile) {
     return tile == kValueGradients ? 1 : tile == kKeys ? 12 : by_two ? 8 : 4;
 }
 
+/// Before the states lie T, E and Z, after them dO, K and Q.
 constexpr uint32_t tile_offset(uint32_t tile) {
-    uint32_t offset = 0;
-    for (uint32_t i = 0; i < tile; ++i) {
-        offset += tile_bytes(i);
-    }
-    return offset;
+    const uint32_t rows_before = tile == kInverse         ? 0
+                                 : tile <= kStateGradient ? tile - kErrors
+                                 : tile == kState         ? 2
+                                                          : tile - kOutputGradients + 2;
+    const uint32_t states_before = tile <= kStateGradient ? 0 : tile == kState ? 1 : 2;
+    return (tile == kInverse ? 0 : kInverseBytes) + rows_before * kRowsBytes +
+           states_before * kStateBytes;
 }
 
 /// Made here for each value head: D and dR. For each key head: r_q dP, summed over its value heads,
@@ -81,16 +85,14 @@ constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key
 constexpr uint32_t kSlotBytes = kItem + 16;
 constexpr uint32_t kSlots = kEraseProducts + kBlocks * kBlockBytes;
 
-/// Sums for dg. Columns: of N by warp and block, reads then erasures.
+/// Sums for dg. Columns: of N by warp, erasures then reads.
 constexpr uint32_t kSums = kSlots + 2 * kSlotBytes;
 constexpr uint32_t kThroughReads = kSums;                      // i + row sums of N1
 constexpr uint32_t kThroughErasures = kSums + kVectorBytes;    // e
 constexpr uint32_t kThroughPairs = kSums + 2 * kVectorBytes;   // row sums of N2
 constexpr uint32_t kThroughWrites = kSums + 3 * kVectorBytes;  // z
 constexpr uint32_t kThroughState = kSums + 4 * kVectorBytes;   // <dH', H>, by warp
-constexpr uint32_t kReadColumns = kThroughState + 16;
-constexpr uint32_t kColumnsBytes = 64;  // of a block
-constexpr uint32_t kEraseColumns = kReadColumns + kBlocks * kColumnsBytes;
+constexpr uint32_t kColumnSums = kThroughState + 16;           // 8 vectors
 
 /// Phases end once a turn; those of K, Q and of pairs once an item.
 enum Barrier : uint32_t {
@@ -112,9 +114,12 @@ enum Barrier : uint32_t {
     kSumsEmpty,
     kBarriers
 };
-constexpr uint32_t kBarrierSpace = kEraseColumns + kBlocks * kColumnsBytes;
+constexpr uint32_t kBarrierSpace = kColumnSums + 8 * kVectorBytes;
 constexpr uint32_t kSharedBytes = (kBarrierSpace + 8 * kBarriers + 15) & ~15U;
 static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 232448);
+
+/// The warpgroups that multiply, by what they leave (gradients_item.cuh).
+enum Role : uint32_t { kValuesRole, kKeysRole, kQueriesRole };
 
 /// Named barriers of a warpgroup: Z has been read by all its warps; so have dP and dN.
 constexpr uint32_t kValueGradientsRead = 1, kPairsRead = 2;

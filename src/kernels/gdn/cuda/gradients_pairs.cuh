@@ -43,23 +43,6 @@ HCP_DEVICE void store_products(const float (&keys)[32],
     }
 }
 
-/// Sums over the rows of a warp of four columns of a lane: 8 j + pair + e of [2 j + e].
-HCP_DEVICE void store_columns(const float (&columns)[4], uint32_t to, const Place& at) {
-    const uint32_t lane = device::lane_index();
-    const bool second = (lane & 16) != 0, odd = (lane & 8) != 0;
-    float kept[2];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-        const float given = second ? columns[i] : columns[2 + i];
-        kept[i] = (second ? columns[2 + i] : columns[i]) + device::shuffle_xor(given, 16);
-    }
-    float sum = (odd ? kept[1] : kept[0]) + device::shuffle_xor(odd ? kept[0] : kept[1], 8);
-    sum += device::shuffle_xor(sum, 4);
-    if ((lane & 4) == 0) {
-        device::store_shared(to + 4 * ((second ? 8 : 0) + at.pair + (odd ? 1 : 0)), sum);
-    }
-}
-
 /// What is above the diagonal is not masked but kept finite: its products are 0, and it never
 /// leaves the sums.
 HCP_DEVICE float decay_between(float later, float earlier) {
@@ -68,45 +51,50 @@ HCP_DEVICE float decay_between(float later, float earlier) {
     return device::exp2_approximate(between < kMost ? between : kMost);
 }
 
-/// Adds factor e^{b_i - b_j} (dO or dR) D^T to `total` and stores the sums over columns of their
-/// part of N. Returns those over rows, without the factor.
-HCP_DEVICE device::Float2 weigh_pairs(const float (&solved)[32],
-                                      device::Float2 factor,
-                                      uint32_t slot,
-                                      uint32_t products,
-                                      uint32_t columns_to,
-                                      const Place& at,
-                                      float (&total)[32]) {
+/// Adds factor e^{b_i - b_j} (dO or dR) D^T to `total`; `columns` get the sums over rows of
+/// their part of N, `through` those over columns, by lane and without the factor. Of columns from
+/// 32 Half on.
+template <uint32_t Half>
+HCP_DEVICE void weigh_pairs(const float (&solved)[16],
+                            device::Float2 factor,
+                            uint32_t slot,
+                            uint32_t products,
+                            const Place& at,
+                            float (&total)[32],
+                            float (&columns)[8],
+                            device::Float2& through) {
     const device::Float2 sum = rows_at(slot + kSum * kVectorBytes, at);
-    float through[2] = {0.0F, 0.0F};
 #pragma unroll
-    for (uint32_t step = 0; step < 4; ++step) {
+    for (uint32_t step = 2 * Half; step < 2 * Half + 2; ++step) {
         if (step > at.warp) {
             break;
         }
         const uint32_t from = products_of(products, at) + step * kBlockBytes;
-        float columns[4];
+        const auto first = device::load_shared<device::Float4>(from);
+        const auto second = device::load_shared<device::Float4>(from + 512);
+        const float product[8] = {first.x,  first.y,  first.z,  first.w,
+                                  second.x, second.y, second.z, second.w};
+        float of_step[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+        device::Float2 earlier = {0.0F, 0.0F};
 #pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-            const auto x = device::load_shared<device::Float4>(from + 512 * j);
-            const device::Float2 sums =
-                pair_at(slot + kSum * kVectorBytes, pair_column(step, 2 * j, at));
-            const float product[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (uint32_t e = 0; e < 4; ++e) {
-                const uint32_t i = 8 * step + 4 * j + e;
-                const float decayed =
-                    solved[i] * decay_between(e < 2 ? sum.x : sum.y, e % 2 == 0 ? sums.x : sums.y);
-                const float weighed = decayed * (e < 2 ? factor.x : factor.y);
-                through[e / 2] += decayed * product[e];
-                total[i] += weighed;
-                float& column = columns[2 * j + e % 2];
-                column = (e < 2 ? 0.0F : column) + weighed * product[e];
+        for (uint32_t i = 0; i < 8; ++i) {
+            const uint32_t column = i / 4 * 2 + i % 2;
+            const bool top = i % 4 < 2;
+            if (i % 4 == 0) {
+                earlier = pair_at(slot + kSum * kVectorBytes, pair_column(step, i / 2, at));
             }
+            const float decayed =
+                solved[8 * step - 16 * Half + i] *
+                decay_between(top ? sum.x : sum.y, i % 2 == 0 ? earlier.x : earlier.y);
+            const float weighed = decayed * (top ? factor.x : factor.y);
+            (top ? through.x : through.y) += decayed * product[i];
+            total[8 * step + i] += weighed;
+            of_step[column] += weighed * product[i];
         }
-        store_columns(columns, columns_to + (blocks_before(at.warp) + step) * kColumnsBytes, at);
+        fold_columns<2, 16>(of_step);
+        columns[2 * step] = of_step[0];
+        columns[2 * step + 1] = of_step[1];
     }
-    return {sum_pairs_of_row(through[0]), sum_pairs_of_row(through[1])};
 }
 
 /// total_ij a_i and total_ij b_j of sums[8 step ..], j <= i or, if strictly, j < i.

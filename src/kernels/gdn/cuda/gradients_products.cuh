@@ -7,8 +7,10 @@
 namespace hybridcp::gdn::cuda::gradients {
 
 /// As matrix_descriptor, `bytes` into a tile: only an addition differs from step to step.
-HCP_DEVICE uint64_t
-tile_descriptor(uint32_t tile, uint32_t bytes, uint32_t leading_bytes, uint32_t stride_bytes) {
+HCP_DEVICE uint64_t tile_descriptor(uint32_t tile,
+                                    uint32_t bytes,
+                                    uint32_t leading_bytes,
+                                    uint32_t stride_bytes) {
     const uint64_t fixed = device::matrix_descriptor(0, leading_bytes, stride_bytes);
     const uint32_t low = (tile >> 4) + ((bytes >> 4) + static_cast<uint32_t>(fixed));
     return fixed >> 32 << 32 | low;
@@ -72,6 +74,17 @@ HCP_DEVICE void multiply_pairs(float (&pairs)[32], uint32_t a_tile, uint32_t b_t
     }
     device::wgmma_commit();
 }
+/// pairs = A B^T with the 32 rows of B from `b_tile` on.
+HCP_DEVICE void multiply_half(float (&pairs)[16], uint32_t a_tile, uint32_t b_tile) {
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+        device::wgmma_shared<device::Major::kK, device::Major::kK>(
+            pairs, columns_descriptor(a_tile, step), columns_descriptor(b_tile, step), step > 0);
+    }
+    device::wgmma_commit();
+}
+
 template <int Count>
 HCP_DEVICE void finish(float (&sums)[Count]) {
     device::wgmma_wait<0>();

@@ -6,27 +6,12 @@
 
 namespace hybridcp::gdn::cuda::gradients {
 
-/// The lane's rows of Q or K as pairs of bf16, placed as the sums are.
-HCP_DEVICE void load_rows_of_warp(uint32_t tile, const Place& at, uint32_t (&rows)[8][4]) {
-#pragma unroll
-    for (uint32_t step = 0; step < 8; ++step) {
-        device::load_matrix(rows[step], block_address(tile, 16 * at.warp, 16 * step));
-    }
-}
-
-/// dx = r (dx^ - x^ <x^, dx^>), by the four lanes of a row.
+/// dx = r (dx^ - x^ <x^, dx^>), by the four lanes of a row; `dot` is <x, dx^>.
 HCP_DEVICE void undo_normalisation(float (&dx)[64],
                                    const uint32_t (&rows)[8][4],
+                                   device::Float2 dot,
                                    device::Float2 norm) {
-    float dots[2] = {0.0F, 0.0F};
-#pragma unroll
-    for (uint32_t i = 0; i < 32; ++i) {
-        const device::Float2 x = device::unpack_bf16(rows[i / 4][i % 4]);
-        dots[i % 2] += x.x * dx[2 * i];
-        dots[i % 2] += x.y * dx[2 * i + 1];
-    }
-    const float along[2] = {norm.x * norm.x * sum_pairs_of_row(dots[0]),
-                            norm.y * norm.y * sum_pairs_of_row(dots[1])};
+    const float along[2] = {norm.x * norm.x * dot.x, norm.y * norm.y * dot.y};
 #pragma unroll
     for (uint32_t i = 0; i < 32; ++i) {
         const device::Float2 x = device::unpack_bf16(rows[i / 4][i % 4]);
@@ -76,18 +61,6 @@ HCP_DEVICE void store_rows_of_warp(const float (&dx)[64],
     }
 }
 
-/// `rows`: those of Q or K. The turn's gates are still there.
-HCP_DEVICE void finish_rows(const GradientsParams& p,
-                            const Block& block,
-                            const Turn& turn,
-                            const Place& at,
-                            Vector norms,
-                            const uint32_t (&rows)[8][4],
-                            float (&dx)[64]) {
-    if (p.shape.use_qk_l2norm) {
-        undo_normalisation(dx, rows, rows_at(block.slot(turn.index) + norms * kVectorBytes, at));
-    }
-}
 HCP_DEVICE void store_rows_of(const GradientsParams& p,
                               const Block& block,
                               const Turn& turn,
