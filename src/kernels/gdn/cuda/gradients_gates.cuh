@@ -22,16 +22,15 @@ HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
     return {norm[0], norm[1]};
 }
 
-/// What dg needs of the gates again.
-struct Decay {
-    float all;  // e^B
-    bool floored[2];
+/// Which of the lane's gates were at the floor.
+struct Floored {
+    bool first, second;
 };
 
-HCP_DEVICE Decay store_gates(const GradientsParams& p,
-                             const Block& block,
-                             const Item& item,
-                             const Turn& turn) {
+HCP_DEVICE Floored store_gates(const GradientsParams& p,
+                               const Block& block,
+                               const Item& item,
+                               const Turn& turn) {
     const int32_t head = head_of(block, item.key_head, turn.member);
     const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, head));
     const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
@@ -53,18 +52,18 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p,
                              device::Word4{static_cast<uint32_t>(item.span.token),
                                            static_cast<uint32_t>(item.span.tokens),
                                            static_cast<uint32_t>(item.key_head), 0});
+        device::store_shared(block.slot(turn.index) + kDecay, exp2(gates.all));
     }
     arrive_warp(block, kGatesFull + turn.parity());
-    return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
+    return {gates.floored[0], gates.floored[1]};
 }
 
 /// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
 /// before t are added up: taking those after it from the total would cancel where all else is 0.
 HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
                                      const Block& block,
-                                     const Item& item,
                                      const Turn& turn,
-                                     const Decay& decay) {
+                                     Floored floored) {
     const uint32_t lane = device::lane_index();
     device::mbarrier_wait_sleeping(block.barrier(kSumsFull), turn.parity(), kPollNs);
     const device::Float2 reads = pair_at(block.shared + kThroughReads, 2 * lane);
@@ -92,17 +91,19 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     }
     const float up_to_last = device::shuffle_up(before, 1);
     arrive_warp(block, kSumsEmpty);
-    before = (lane > 0 ? up_to_last : 0.0F) + decay.all * through_state;
+    const auto decay = device::load_shared<float>(block.slot(turn.index) + kDecay);
+    before = (lane > 0 ? up_to_last : 0.0F) + decay * through_state;
     const float after = device::shuffle_down(from_here, 1);
     const float gradient[2] = {from_here + before,
                                (lane < 31 ? after : 0.0F) + second + before + writes.x};
+    const Item item = served_item(block, turn);
     const int32_t head = head_of(block, item.key_head, turn.member);
     for (int i = 0; i < 2; ++i) {
         const int32_t row = static_cast<int32_t>(2 * lane) + i;
         if (row < item.span.tokens) {
             const int64_t token = int64_t{item.span.token} + row;
             device::store_global(p.dg + token * p.dg_token_stride + head * p.dg_head_stride,
-                                 decay.floored[i] ? 0.0F : gradient[i]);
+                                 (i == 0 ? floored.first : floored.second) ? 0.0F : gradient[i]);
         }
     }
 }
@@ -110,31 +111,27 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
 /// The gates run one turn ahead.
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
     const uint32_t turns = block.items() * block.group;
-    Item item = {}, last_item = {};
-    Turn turn = turn_of(block, 0, 0), last = turn;
-    Decay decay = {}, last_decay = {};
+    Item item = {};
+    Turn turn = turn_of(block, 0, 0);
+    Floored floored = {}, last_floored = {};
 #pragma unroll 1
-    while (true) {
+    for (; turn.index <= turns; ++turn.index) {
+        if (turn.member == block.group) {
+            turn.member = 0;
+            ++turn.item;
+        }
         if (turn.index < turns) {
             if (turn.member == 0) {
                 item = item_of(p, block, turn.item);
             }
-            decay = store_gates(p, block, item, turn);
+            floored = store_gates(p, block, item, turn);
         }
         if (turn.index > 0) {
-            store_decay_gradient(p, block, last_item, last, last_decay);
+            const uint32_t last = turn.member == 0 ? block.group : turn.member;
+            store_decay_gradient(p, block, {turn.item, last - 1, turn.index - 1}, last_floored);
         }
-        if (turn.index == turns) {
-            return;
-        }
-        last_item = item;
-        last = turn;
-        last_decay = decay;
-        ++turn.index;
-        if (++turn.member == block.group) {
-            turn.member = 0;
-            ++turn.item;
-        }
+        last_floored = floored;
+        ++turn.member;
     }
 }
 

@@ -93,7 +93,8 @@ HCP_DEVICE void pairs_of_turn(const GradientsParams& p,
     }
 }
 
-/// The terms with states of a turn, of dk^ two. Returns i of those of dq^.
+/// The terms with states of a turn, of dk^ two: that with dH' first, which is loaded again first.
+/// Returns i of those of dq^.
 HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
                                         const Block& block,
                                         const Turn& turn,
@@ -107,11 +108,6 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
     if (turn.member == 0) {
         wait_full(block, turn, reads ? kQueries : kKeys);
     }
-    if (!reads) {
-        wait_full(block, turn, kStateGradient);
-        wait_full(block, turn, kState);
-        through_state = multiply_states(block, at);
-    }
 #pragma unroll 1
     for (uint32_t i = reads ? 1 : 0; i < 2; ++i) {
         const Term term = term_of(block, turn, side.role, i == 0, p.shape.scale, at);
@@ -119,6 +115,11 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
         products = add_term(block, turn, term, side.rows, norms, at, sums);
         if (!reads) {
             arrive_warp(block, i == 0 ? kSolvedEmpty : kAdjointEmpty);
+        }
+        if (i == 0) {
+            wait_full(block, turn, kState);
+            through_state = multiply_states(block, at);
+            release(block, kStateGradient);
         }
     }
     if (!reads) {

@@ -82,6 +82,7 @@ constexpr uint32_t blocks_before(uint32_t warp) {
 enum Vector : uint32_t { kSum, kBeta, kGamma, kToEnd, kKeyNorm, kQueryNorm, kVectors };
 constexpr uint32_t kVectorBytes = kChunkTokens * 4;
 constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key head
+constexpr uint32_t kDecay = kItem + 12;              // e^B
 constexpr uint32_t kSlotBytes = kItem + 16;
 constexpr uint32_t kSlots = kEraseProducts + kBlocks * kBlockBytes;
 

@@ -66,12 +66,12 @@ HCP_DEVICE void load_turn(const GradientsParams& p,
                           const Turn& turn) {
     const int64_t image = image_of(p, block, item, turn);
     load_image(block, turn, kStateGradient, p.state_gradient, image);
+    load_image(block, turn, kState, p.state, image);
     wait_empty(block, turn.parity(), kOutputGradients);
     if (p.has_d_o) {
         load_rows(block, item.span, kOutputGradients, &p.d_o,
                   head_of(block, item.key_head, turn.member));
     }
-    load_image(block, turn, kState, p.state, image);
     if (turn.member == 0) {
         wait_empty(block, turn.item_parity(), kQueries);
         load_rows(block, item.span, kQueries, &p.q, item.key_head);
@@ -110,7 +110,7 @@ HCP_DEVICE void clear_beyond(const Block& block,
     device::sync_warp();
 }
 
-/// dH', dO, H, Q and K, by a warp.
+/// dH', H, dO, Q and K, by a warp.
 HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
     uint32_t short_turns = 0;
     if (!p.has_d_o) {

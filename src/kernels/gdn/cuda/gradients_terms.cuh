@@ -73,15 +73,15 @@ HCP_DEVICE void add_half(const Block& block,
     multiply_state(part, term.a, block.tile(term.b) + Half * kPanelBytes);
     load_rows(rows, rows_tile, 64 * Half, at);
     finish(part);
-    if (Half == 1) {
-        release(block, term.b);
+    if (Half == 1 && term.b == kState) {
+        release(block, kState);
     }
     add_dots<0>(dot, part, rows);
     load_rows(rows, rows_tile, 64 * Half + 32, at);
     add_scaled<32 * Half>(sums, part, term.factor);
     add_dots<16>(dot, part, rows);
 }
-/// Returns the term's products with rows of k^ or q^. B is released, A is not.
+/// Returns the term's products with rows of k^ or q^. H is released.
 HCP_DEVICE device::Float2 add_term(const Block& block,
                                    const Turn& turn,
                                    const Term& term,
