@@ -11,29 +11,24 @@ namespace hybridcp::gdn::cuda::gradients {
 HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
                                      const Item& item,
                                      const float* norms) {
-    float norm[2] = {0.0F, 0.0F};
-    for (int i = 0; i < 2; ++i) {
-        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
-        if (row < item.span.tokens) {
-            const int64_t at = int64_t{item.key_head} * p.shape.tokens + item.span.token + row;
-            norm[i] = p.shape.use_qk_l2norm ? device::load_global(norms + at) : 1.0F;
-        }
-    }
-    return {norm[0], norm[1]};
+    const auto row = static_cast<int32_t>(2 * device::lane_index());
+    const int64_t at = int64_t{item.key_head} * p.shape.tokens + item.span.token + row;
+    const auto load = [&](int32_t i) {
+        return row + i >= item.span.tokens ? 0.0F
+               : p.shape.use_qk_l2norm     ? device::load_global(norms + at + i)
+                                           : 1.0F;
+    };
+    return {load(0), load(1)};
 }
 
-/// Which of the lane's gates were at the floor.
-struct Floored {
-    bool first, second;
-};
-
-HCP_DEVICE Floored store_gates(const GradientsParams& p,
-                               const Block& block,
-                               const Item& item,
-                               const Turn& turn) {
+/// Returns which of the lane's gates were at the floor: bit 0 and bit 1.
+HCP_DEVICE uint32_t store_gates(const GradientsParams& p,
+                                const Block& block,
+                                const Item& item,
+                                const Turn& turn) {
     const int32_t head = head_of(block, item.key_head, turn.member);
-    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, head));
     const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
+    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, head));
     device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + turn.parity()),
                                    ((turn.index >> 1) & 1) ^ 1, kPollNs);
     const uint32_t to = block.slot(turn.index) + 8 * device::lane_index();
@@ -55,7 +50,7 @@ HCP_DEVICE Floored store_gates(const GradientsParams& p,
         device::store_shared(block.slot(turn.index) + kDecay, exp2(gates.all));
     }
     arrive_warp(block, kGatesFull + turn.parity());
-    return {gates.floored[0], gates.floored[1]};
+    return (gates.floored[0] ? 1U : 0U) + (gates.floored[1] ? 2U : 0U);
 }
 
 /// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
@@ -63,7 +58,7 @@ HCP_DEVICE Floored store_gates(const GradientsParams& p,
 HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
                                      const Block& block,
                                      const Turn& turn,
-                                     Floored floored) {
+                                     uint32_t floored) {
     const uint32_t lane = device::lane_index();
     device::mbarrier_wait_sleeping(block.barrier(kSumsFull), turn.parity(), kPollNs);
     const device::Float2 reads = pair_at(block.shared + kThroughReads, 2 * lane);
@@ -103,7 +98,7 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
         if (row < item.span.tokens) {
             const int64_t token = int64_t{item.span.token} + row;
             device::store_global(p.dg + token * p.dg_token_stride + head * p.dg_head_stride,
-                                 (i == 0 ? floored.first : floored.second) ? 0.0F : gradient[i]);
+                                 (floored >> i & 1) != 0 ? 0.0F : gradient[i]);
         }
     }
 }
@@ -112,26 +107,20 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
     const uint32_t turns = block.items() * block.group;
     Item item = {};
-    Turn turn = turn_of(block, 0, 0);
-    Floored floored = {}, last_floored = {};
+    uint32_t floored = 0;
 #pragma unroll 1
-    for (; turn.index <= turns; ++turn.index) {
-        if (turn.member == block.group) {
-            turn.member = 0;
-            ++turn.item;
-        }
-        if (turn.index < turns) {
+    for (uint32_t index = 0; index <= turns; ++index) {
+        const Turn turn = {index / block.group, index % block.group, index};
+        const uint32_t last_floored = floored;
+        if (index < turns) {
             if (turn.member == 0) {
                 item = item_of(p, block, turn.item);
             }
             floored = store_gates(p, block, item, turn);
         }
-        if (turn.index > 0) {
-            const uint32_t last = turn.member == 0 ? block.group : turn.member;
-            store_decay_gradient(p, block, {turn.item, last - 1, turn.index - 1}, last_floored);
+        if (index > 0) {
+            store_decay_gradient(p, block, {0, (index - 1) % block.group, index - 1}, last_floored);
         }
-        last_floored = floored;
-        ++turn.member;
     }
 }
 
