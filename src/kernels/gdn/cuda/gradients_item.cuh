@@ -94,7 +94,7 @@ HCP_DEVICE void pairs_of_turn(const GradientsParams& p,
 }
 
 /// The terms with states of a turn, of dk^ two: that with dH' first, which is loaded again first.
-/// Returns i of those of dq^.
+/// An item's first is all there is in the sums, so K or Q may come after it. Returns i of dq^.
 HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
                                         const Block& block,
                                         const Turn& turn,
@@ -102,17 +102,14 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
                                         const Place& at,
                                         float (&sums)[64]) {
     const bool reads = side.role == kQueriesRole;
-    const uint32_t norms = block.slot(turn.index) + side.norms;
+    bool has_rows = turn.member > 0;
     float through_state = 0.0F;
     device::Float2 writes = {0.0F, 0.0F}, products = {0.0F, 0.0F};
-    if (turn.member == 0) {
-        wait_full(block, turn, reads ? kQueries : kKeys);
-    }
 #pragma unroll 1
     for (uint32_t i = reads ? 1 : 0; i < 2; ++i) {
         const Term term = term_of(block, turn, side.role, i == 0, p.shape.scale, at);
         writes = products;
-        products = add_term(block, turn, term, side.rows, norms, at, sums);
+        products = add_term(block, turn, term, has_rows, side.rows, at, sums);
         if (!reads) {
             arrive_warp(block, i == 0 ? kSolvedEmpty : kAdjointEmpty);
         }
@@ -121,10 +118,17 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
             through_state = multiply_states(block, at);
             release(block, kStateGradient);
         }
+        if (!has_rows) {
+            wait_full(block, turn, reads ? kQueries : kKeys);
+            products = multiply_by_rows(sums, side.rows, at);
+            has_rows = true;
+        }
     }
+    const device::Float2 norm = rows_at(block.slot(turn.index) + side.norms, at);
+    products = {norm.x * products.x, norm.y * products.y};
     if (!reads) {
         wait_free(block, turn, kSumsEmpty);
-        store_rows(block.shared + kThroughWrites, at, writes);
+        store_rows(block.shared + kThroughWrites, at, {norm.x * writes.x, norm.y * writes.y});
         store_rows(block.shared + kThroughErasures, at, products);
         if (device::lane_index() == 0) {
             device::store_shared(block.shared + kThroughState + 4 * at.warp, through_state);
@@ -222,17 +226,17 @@ HCP_DEVICE void store_sums_of(const GradientsParams& p,
 }
 
 HCP_DEVICE void take_item(const GradientsParams& p, const Block& block, uint32_t item) {
-    const Place at = place();
-    const Side side = side_of(block);
     Sums sums = {};
 #pragma unroll 1
     for (uint32_t member = 0; member < block.group; ++member) {
         const Turn turn = turn_of(block, item, member);
-        take_turn(p, block, turn, side, at, sums);
+        take_turn(p, block, turn, side_of(block), place(), sums);
         if (member + 1 < block.group) {
             arrive_warp(block, kGatesEmpty + turn.parity());
         }
     }
+    const Place at = place();
+    const Side side = side_of(block);
     const Turn last = turn_of(block, item, block.group - 1);
     add_pairs(p, block, last, side, at, sums);
     if (side.role != kValuesRole) {

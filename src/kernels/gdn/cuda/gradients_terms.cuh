@@ -60,43 +60,58 @@ HCP_DEVICE Term term_of(
             {-beta.x * decay.x, -beta.y * decay.y}};
 }
 
-/// Half of the columns, which starts at a panel; adds to the products with rows of K or Q.
+/// Half of the columns, which starts at a panel; adds the lane's products with `rows` if given.
 template <int Half>
 HCP_DEVICE void add_half(const Block& block,
                          const Term& term,
+                         bool has_rows,
                          uint32_t rows_tile,
                          const Place& at,
                          float (&sums)[64],
                          device::Float2& dot) {
     float part[32];
-    uint32_t rows[2][4];
     multiply_state(part, term.a, block.tile(term.b) + Half * kPanelBytes);
-    load_rows(rows, rows_tile, 64 * Half, at);
     finish(part);
     if (Half == 1 && term.b == kState) {
         release(block, kState);
     }
-    add_dots<0>(dot, part, rows);
-    load_rows(rows, rows_tile, 64 * Half + 32, at);
+    if (has_rows) {
+        uint32_t rows[2][4];
+        load_rows(rows, rows_tile, 64 * Half, at);
+        add_dots<0>(dot, part, rows);
+        load_rows(rows, rows_tile, 64 * Half + 32, at);
+        add_dots<16>(dot, part, rows);
+    }
     add_scaled<32 * Half>(sums, part, term.factor);
-    add_dots<16>(dot, part, rows);
 }
-/// Returns the term's products with rows of k^ or q^. H is released.
+/// Returns the term's products with rows of K or Q, or 0 without them. H is released.
 HCP_DEVICE device::Float2 add_term(const Block& block,
                                    const Turn& turn,
                                    const Term& term,
+                                   bool has_rows,
                                    uint32_t rows_tile,
-                                   uint32_t norms,
                                    const Place& at,
                                    float (&sums)[64]) {
     device::Float2 dot = {0.0F, 0.0F};
     device::mbarrier_wait(block.full(term.b), turn.parity());
     device::mbarrier_wait(term.a_full, turn.parity());
-    add_half<0>(block, term, rows_tile, at, sums, dot);
-    add_half<1>(block, term, rows_tile, at, sums, dot);
-    const device::Float2 norm = rows_at(norms, at);
+    add_half<0>(block, term, has_rows, rows_tile, at, sums, dot);
+    add_half<1>(block, term, has_rows, rows_tile, at, sums, dot);
     dot = sum_rows(dot);
-    return {norm.x * term.factor.x * dot.x, norm.y * term.factor.y * dot.y};
+    return {term.factor.x * dot.x, term.factor.y * dot.y};
+}
+
+/// Products of rows of the sums with those of K or Q.
+HCP_DEVICE device::Float2 multiply_by_rows(const float (&sums)[64],
+                                           uint32_t rows_tile,
+                                           const Place& at) {
+    device::Float2 dot = {0.0F, 0.0F};
+    uint32_t rows[4][4];
+    load_rows(rows, rows_tile, 0, at);
+    add_dots<0>(dot, sums, rows);
+    load_rows(rows, rows_tile, 64, at);
+    add_dots<32>(dot, sums, rows);
+    return sum_rows(dot);
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients
