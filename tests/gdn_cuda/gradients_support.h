@@ -28,7 +28,7 @@ struct GradientsCase {
     bool heads_first = false;    // g and dg are [heads, tokens] in memory
     std::int64_t poisoned = -1;  // this segment's inputs are NaN
     std::int64_t padding = 0;    // NaN tokens after the last segment
-    std::uint32_t clusters = 2;  // at most; fewer than chunks x key heads: some take several
+    std::uint32_t blocks = 2;    // at most; fewer than chunks x key heads: some take several
     std::uint64_t seed = 1;
     /// Larger where few tokens miss the bar of 8e-3, which is then not met
     /// (bench/results/2026-11-30-gdn-hopper.md).

@@ -31,7 +31,7 @@ struct Launch {
     bool heads_first;
 
     Launch(const GradientsCase& wanted, const GradientsProblem& problem);
-    void run(std::uint32_t clusters, std::uint64_t seed);
+    void run(std::uint32_t blocks, std::uint64_t seed);
     [[nodiscard]] Tensors results() const;
 };
 
@@ -85,6 +85,7 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.k = map_of(k, key_heads, tokens);
     params.q = map_of(q, key_heads, tokens);
     params.d_o = map_of(d_o, heads, tokens);
+    params.dv_map = map_of(dv, heads, tokens);
     params.shape = {
         static_cast<std::int32_t>(tokens), static_cast<std::int32_t>(key_heads),
         static_cast<std::int32_t>(heads),  static_cast<std::int32_t>(remade.chunks.size()),
@@ -114,7 +115,7 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.dbeta_head_stride = 1;
 }
 
-void Launch::run(std::uint32_t clusters, std::uint64_t seed) {
+void Launch::run(std::uint32_t blocks, std::uint64_t seed) {
     const auto input = [](const auto& x) {
         return simt::Buffer{x.data(), x.size() * sizeof(x[0]), false};
     };
@@ -122,12 +123,10 @@ void Launch::run(std::uint32_t clusters, std::uint64_t seed) {
         return simt::Buffer{x.data(), x.size() * sizeof(x[0]), true};
     };
     const Images& images = remade.images;
-    const auto group = static_cast<std::uint32_t>(params.shape.group());
     const auto items = static_cast<std::uint32_t>(params.shape.num_chunks * params.shape.key_heads);
     simt::launch(
-        {.blocks = std::min(clusters, items) * group,
+        {.blocks = std::min(blocks, items),
          .threads = GradientsConfig::kThreads,
-         .cluster = group,
          .shared_bytes = GradientsConfig::kSharedBytes,
          .seed = seed,
          .buffers = {input(q), input(k), input(d_o), input(beta_bf16), input(g), input(beta),
@@ -208,7 +207,7 @@ TEST_P(Gradients, AreThoseOfTheReference) {
     for (int run = 0; run < 2; ++run, ++wanted.seed) {
         const GradientsProblem problem = make_problem(wanted);
         Launch launch(wanted, problem);
-        launch.run(wanted.clusters, wanted.seed);
+        launch.run(wanted.blocks, wanted.seed);
         const Tensors results = launch.results();
         expect_gradients(wanted, results, reference_gradients(problem));
         if (wanted.gates == Gates::kWithReset) {
@@ -224,8 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
         GradientsCase{.name = "OneToken", .offsets = {0, 1}, .key_heads = 4, .group = 2},
         GradientsCase{.name = "OneChunk", .offsets = {0, 64}},
         GradientsCase{.name = "ShortChunk", .offsets = {0, 63}, .padding = 3},
-        GradientsCase{.name = "ChunkAndToken", .offsets = {0, 65}, .clusters = 1, .seed = 2},
-        GradientsCase{.name = "FourChunks", .offsets = {0, 200}, .group = 2, .clusters = 1},
+        GradientsCase{.name = "ChunkAndToken", .offsets = {0, 65}, .blocks = 1, .seed = 2},
+        GradientsCase{.name = "FourChunks", .offsets = {0, 200}, .group = 2, .blocks = 1},
         GradientsCase{.name = "Packed",
                       .offsets = {0, 40, 40, 104, 150},
                       .key_heads = 2,
@@ -238,16 +237,25 @@ INSTANTIATE_TEST_SUITE_P(
                       .group = 2,
                       .poisoned = 1,
                       .padding = 1,
-                      .clusters = 1,
+                      .blocks = 1,
                       .seed = 4},
-        GradientsCase{.name = "GroupOfThree", .offsets = {0, 128}, .group = 3, .clusters = 1},
-        GradientsCase{.name = "GroupOfFour", .offsets = {0, 90}, .group = 4, .clusters = 1},
+        GradientsCase{.name = "GroupOfThree", .offsets = {0, 128}, .group = 3, .blocks = 1},
+        GradientsCase{.name = "ItemsOfThreeTurns",
+                      .offsets = {0, 64, 65, 100},
+                      .key_heads = 2,
+                      .group = 3,
+                      .beta_is_bf16 = true,
+                      .padding = 1,
+                      .blocks = 1,
+                      .seed = 5},
+        GradientsCase{.name = "GroupOfFive", .offsets = {0, 70}, .group = 5, .blocks = 1},
+        GradientsCase{.name = "GroupOfFour", .offsets = {0, 90}, .group = 4, .blocks = 1},
         GradientsCase{.name = "GroupOfEight", .offsets = {0, 60}, .group = 8, .dg_bar = 9e-3},
         GradientsCase{.name = "NoDecay",
                       .offsets = {0, 128},
                       .key_heads = 3,
                       .gates = Gates::kNone,
-                      .clusters = 1,
+                      .blocks = 1,
                       .dg_bar = 1.1e-2},
         GradientsCase{.name = "StrongDecay", .offsets = {0, 120}, .gates = Gates::kStrong},
         GradientsCase{.name = "MixedDecay", .offsets = {0, 128}, .gates = Gates::kMixed},
@@ -258,12 +266,12 @@ INSTANTIATE_TEST_SUITE_P(
                       .offsets = {0, 70, 134},
                       .group = 2,
                       .has_d_o = false,
-                      .clusters = 1},
+                      .blocks = 1},
         GradientsCase{.name = "NoStates", .offsets = {0, 100}, .has_states = false}),
     [](const auto& test) { return test.param.name; });
 
 TEST(GradientsOrder, DoesNotChangeABit) {
-    const GradientsCase wanted = {.name = "order", .offsets = {0, 130}, .group = 2, .clusters = 1};
+    const GradientsCase wanted = {.name = "order", .offsets = {0, 130}, .group = 2, .blocks = 1};
     const GradientsProblem problem = make_problem(wanted);
     Launch first(wanted, problem);
     first.run(1, 1);

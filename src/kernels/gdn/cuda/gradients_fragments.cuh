@@ -14,7 +14,9 @@ struct Place {
     uint32_t pair;  // 2 (lane % 4)
 };
 HCP_DEVICE Place place() {
-    const uint32_t lane = device::lane_index(), warp = device::warp_index() % 4;
+    const uint32_t lane = device::lane_index();
+    // So that the compiler sees it uniform.
+    const uint32_t warp = device::shuffle(device::warp_index() % 4, 0);
     return {warp, 16 * warp + lane / 4, lane % 4 * 2};
 }
 
@@ -41,43 +43,45 @@ HCP_DEVICE uint32_t transposed_address(uint32_t tile, uint32_t row, uint32_t col
     return element(tile, row + lane % 8 + lane / 16 * 8, column + lane / 8 % 2 * 8);
 }
 
-/// The sums as operand A in bf16.
-template <int Steps>
-HCP_DEVICE void pack_operand(uint32_t (&a)[Steps][4], const float (&sums)[8 * Steps]) {
-#pragma unroll
-    for (int i = 0; i < 4 * Steps; ++i) {
-        a[i / 4][i % 4] = device::pack_bf16(sums[2 * i], sums[2 * i + 1]);
-    }
-}
-
-HCP_DEVICE void scale_rows(float (&sums)[64], device::Float2 factor) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        sums[i] *= i % 4 < 2 ? factor.x : factor.y;
-    }
-}
-
 HCP_DEVICE float sum_pairs_of_row(float value) {
     value += device::shuffle_xor(value, 1);
     return value + device::shuffle_xor(value, 2);
 }
-/// Dot products of this lane's two rows with those of a tile of bf16, for all four lanes of a row.
-HCP_DEVICE device::Float2 dot_rows(const float (&sums)[64], uint32_t tile, const Place& at) {
-    device::Float2 dot = {0.0F, 0.0F};
+/// The lane's part of 16 Steps columns of a tile of bf16 from `column` on, placed as the sums are.
+template <int Steps>
+HCP_DEVICE void load_rows(uint32_t (&rows)[Steps][4],
+                          uint32_t tile,
+                          uint32_t column,
+                          const Place& at) {
 #pragma unroll
-    for (int step = 0; step < 8; ++step) {
-        uint32_t x[4];
-        device::load_matrix(x, block_address(tile, 16 * at.warp, 16 * step));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const device::Float2 pair = device::unpack_bf16(x[i]);
-            const float* sum = sums + 8 * step + 2 * i;
-            float& total = i % 2 == 0 ? dot.x : dot.y;
-            total += sum[0] * pair.x;
-            total += sum[1] * pair.y;
-        }
+    for (uint32_t step = 0; step < Steps; ++step) {
+        device::load_matrix(rows[step], block_address(tile, 16 * at.warp, column + 16 * step));
     }
-    return {sum_pairs_of_row(dot.x), sum_pairs_of_row(dot.y)};
+}
+/// Adds dot products of the lane's two rows with the sums from First on, the lane's part of them.
+template <int First, int Count, int Steps>
+HCP_DEVICE void add_dots(device::Float2& dot,
+                         const float (&sums)[Count],
+                         const uint32_t (&rows)[Steps][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * Steps; ++i) {
+        const device::Float2 pair = device::unpack_bf16(rows[i / 4][i % 4]);
+        float& total = i % 2 == 0 ? dot.x : dot.y;
+        total += sums[First + 2 * i] * pair.x;
+        total += sums[First + 2 * i + 1] * pair.y;
+    }
+}
+/// For all four lanes of a row.
+HCP_DEVICE device::Float2 sum_rows(device::Float2 of_lane) {
+    return {sum_pairs_of_row(of_lane.x), sum_pairs_of_row(of_lane.y)};
+}
+/// to[First ..] += factor * part, by row.
+template <int First, int Count>
+HCP_DEVICE void add_scaled(float (&to)[64], const float (&part)[Count], device::Float2 factor) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        to[First + i] += (i % 4 < 2 ? factor.x : factor.y) * part[i];
+    }
 }
 HCP_DEVICE void store_rows(uint32_t vector, const Place& at, device::Float2 value) {
     if (at.pair == 0) {
@@ -87,23 +91,24 @@ HCP_DEVICE void store_rows(uint32_t vector, const Place& at, device::Float2 valu
 }
 
 /// Halves the columns that a lane has, and with them the rows that are still apart.
-template <uint32_t Half>
-HCP_DEVICE void fold_columns(float (&columns)[16]) {
-    const bool upper = (device::lane_index() & (2 * Half)) != 0;
+template <uint32_t Half, uint32_t Distance>
+HCP_DEVICE void fold_columns(float* columns) {
+    const bool upper = (device::lane_index() & Distance) != 0;
 #pragma unroll
     for (uint32_t i = 0; i < Half; ++i) {
         const float given = upper ? columns[i] : columns[i + Half];
         const float kept = upper ? columns[i + Half] : columns[i];
-        columns[i] = kept + device::shuffle_xor(given, 2 * Half);
+        columns[i] = kept + device::shuffle_xor(given, Distance);
     }
 }
-/// Sums over the rows of a warp: columns[2 j + e] is column 8 j + pair + e. `to`: 64 floats.
-HCP_DEVICE void store_column_sums(float (&columns)[16], uint32_t to) {
-    fold_columns<8>(columns);
-    fold_columns<4>(columns);
-    fold_columns<2>(columns);
-    // Lane 4 j + q has columns 8 j + 2 q and the next.
-    device::store_shared(to + 8 * device::lane_index(), device::Float2{columns[0], columns[1]});
+/// Sums over the rows of a warp. columns[2 s + e]: column 16 s + 8 (lane / 16) + pair + e, of which
+/// the rows of lane ^ 16 are added already. `to`: 64 floats.
+HCP_DEVICE void store_column_sums(float (&columns)[8], uint32_t to, const Place& at) {
+    fold_columns<4, 8>(columns);
+    fold_columns<2, 4>(columns);
+    const uint32_t lane = device::lane_index();
+    const uint32_t column = lane / 8 % 2 * 32 + lane / 4 % 2 * 16 + lane / 16 * 8 + at.pair;
+    device::store_shared(to + 4 * column, device::Float2{columns[0], columns[1]});
 }
 
 }  // namespace hybridcp::gdn::cuda::gradients

@@ -11,29 +11,27 @@ namespace hybridcp::gdn::cuda::gradients {
 HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
                                      const Item& item,
                                      const float* norms) {
-    float norm[2] = {0.0F, 0.0F};
-    for (int i = 0; i < 2; ++i) {
-        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
-        if (row < item.span.tokens) {
-            const int64_t at = int64_t{item.key_head} * p.shape.tokens + item.span.token + row;
-            norm[i] = p.shape.use_qk_l2norm ? device::load_global(norms + at) : 1.0F;
-        }
-    }
-    return {norm[0], norm[1]};
+    const auto row = static_cast<int32_t>(2 * device::lane_index());
+    const int64_t at = int64_t{item.key_head} * p.shape.tokens + item.span.token + row;
+    const auto load = [&](int32_t i) {
+        return row + i >= item.span.tokens ? 0.0F
+               : p.shape.use_qk_l2norm     ? device::load_global(norms + at + i)
+                                           : 1.0F;
+    };
+    return {load(0), load(1)};
 }
 
-/// What dg needs of the gates again.
-struct Decay {
-    float all;  // e^B
-    bool floored[2];
-};
-
-HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const Item& item) {
-    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, item.head));
+/// Returns which of the lane's gates were at the floor: bit 0 and bit 1.
+HCP_DEVICE uint32_t store_gates(const GradientsParams& p,
+                                const Block& block,
+                                const Item& item,
+                                const Turn& turn) {
+    const int32_t head = head_of(block, item.key_head, turn.member);
     const device::Float2 r_k = load_norms(p, item, p.r_k), r_q = load_norms(p, item, p.r_q);
-    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + item.parity()),
-                                   ((item.turn >> 1) & 1) ^ 1, kPollNs);
-    const uint32_t to = block.slot(item.turn) + 8 * device::lane_index();
+    const ChunkGates gates = scan_gates(load_gates(p.gates, item.span, head));
+    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + turn.parity()),
+                                   ((turn.index >> 1) & 1) ^ 1, kPollNs);
+    const uint32_t to = block.slot(turn.index) + 8 * device::lane_index();
     const auto store = [to](Vector vector, float first, float second) {
         device::store_shared(to + vector * kVectorBytes, device::Float2{first, second});
     };
@@ -45,25 +43,27 @@ HCP_DEVICE Decay store_gates(const GradientsParams& p, const Block& block, const
     store(kKeyNorm, r_k.x, r_k.y);
     store(kQueryNorm, r_q.x, r_q.y);
     if (device::lane_index() == 0) {
-        device::store_shared(block.slot(item.turn) + kItem,
+        device::store_shared(block.slot(turn.index) + kItem,
                              device::Word4{static_cast<uint32_t>(item.span.token),
                                            static_cast<uint32_t>(item.span.tokens),
                                            static_cast<uint32_t>(item.key_head), 0});
+        device::store_shared(block.slot(turn.index) + kDecay, exp2(gates.all));
     }
-    arrive_warp(block, kGatesFull + item.parity());
-    return {exp2(gates.all), {gates.floored[0], gates.floored[1]}};
+    arrive_warp(block, kGatesFull + turn.parity());
+    return (gates.floored[0] ? 1U : 0U) + (gates.floored[1] ? 2U : 0U);
 }
 
 /// dg_t = sum_{i >= t} (i + e + row sum - column sum of N) + sum_{i < t} z + e^B <dH', H>. The z
 /// before t are added up: taking those after it from the total would cancel where all else is 0.
 HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
                                      const Block& block,
-                                     const Item& item,
-                                     const Decay& decay) {
+                                     const Turn& turn,
+                                     uint32_t floored) {
     const uint32_t lane = device::lane_index();
-    device::mbarrier_wait_sleeping(block.barrier(kSumsFull), item.parity(), kPollNs);
+    device::mbarrier_wait_sleeping(block.barrier(kSumsFull), turn.parity(), kPollNs);
     const device::Float2 reads = pair_at(block.shared + kThroughReads, 2 * lane);
     const device::Float2 erasures = pair_at(block.shared + kThroughErasures, 2 * lane);
+    const device::Float2 pairs = pair_at(block.shared + kThroughPairs, 2 * lane);
     const device::Float2 writes = pair_at(block.shared + kThroughWrites, 2 * lane);
     device::Float2 columns = {0.0F, 0.0F};
     for (uint32_t i = 0; i < 8; ++i) {
@@ -75,8 +75,8 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     for (uint32_t warp = 0; warp < 4; ++warp) {
         through_state += device::load_shared<float>(block.shared + kThroughState + 4 * warp);
     }
-    const float second = reads.y + erasures.y - columns.y;
-    const float first = reads.x + erasures.x - columns.x;
+    const float second = reads.y + erasures.y + pairs.y - columns.y;
+    const float first = reads.x + erasures.x + pairs.x - columns.x;
     float from_here = first + second, before = writes.x + writes.y;
     for (uint32_t distance = 1; distance < 32; distance <<= 1) {
         const float later = device::shuffle_down(from_here, distance);
@@ -86,38 +86,41 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     }
     const float up_to_last = device::shuffle_up(before, 1);
     arrive_warp(block, kSumsEmpty);
-    before = (lane > 0 ? up_to_last : 0.0F) + decay.all * through_state;
+    const auto decay = device::load_shared<float>(block.slot(turn.index) + kDecay);
+    before = (lane > 0 ? up_to_last : 0.0F) + decay * through_state;
     const float after = device::shuffle_down(from_here, 1);
     const float gradient[2] = {from_here + before,
                                (lane < 31 ? after : 0.0F) + second + before + writes.x};
+    const Item item = served_item(block, turn);
+    const int32_t head = head_of(block, item.key_head, turn.member);
     for (int i = 0; i < 2; ++i) {
         const int32_t row = static_cast<int32_t>(2 * lane) + i;
         if (row < item.span.tokens) {
             const int64_t token = int64_t{item.span.token} + row;
-            device::store_global(p.dg + token * p.dg_token_stride + item.head * p.dg_head_stride,
-                                 decay.floored[i] ? 0.0F : gradient[i]);
+            device::store_global(p.dg + token * p.dg_token_stride + head * p.dg_head_stride,
+                                 (floored >> i & 1) != 0 ? 0.0F : gradient[i]);
         }
     }
 }
 
-/// The gates run one chunk ahead.
+/// The gates run one turn ahead.
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
-    uint32_t turn = 0;
-    if (block.first_item >= block.num_items) {
-        return;
-    }
-    Item item = item_of(p, block, block.first_item, turn);
-    Decay decay = store_gates(p, block, item);
-    for (uint32_t i = block.first_item; i < block.num_items; i += block.item_step) {
-        Item next = item;
-        Decay next_decay = decay;
-        if (i + block.item_step < block.num_items) {
-            next = item_of(p, block, i + block.item_step, ++turn);
-            next_decay = store_gates(p, block, next);
+    const uint32_t turns = block.items() * block.group;
+    Item item = {};
+    uint32_t floored = 0;
+#pragma unroll 1
+    for (uint32_t index = 0; index <= turns; ++index) {
+        const Turn turn = {index / block.group, index % block.group, index};
+        const uint32_t last_floored = floored;
+        if (index < turns) {
+            if (turn.member == 0) {
+                item = item_of(p, block, turn.item);
+            }
+            floored = store_gates(p, block, item, turn);
         }
-        store_decay_gradient(p, block, item, decay);
-        item = next;
-        decay = next_decay;
+        if (index > 0) {
+            store_decay_gradient(p, block, {0, (index - 1) % block.group, index - 1}, last_floored);
+        }
     }
 }
 

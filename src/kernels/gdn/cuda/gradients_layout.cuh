@@ -9,8 +9,9 @@ namespace hybridcp::gdn::cuda {
 
 /// Images: see problem.cuh. dq, dk, dv are contiguous [tokens, heads, 128] in bf16.
 struct GradientsParams {
-    device::TensorMap k, q;  // [128, key heads, tokens], boxes of {64, 1, 64}
-    device::TensorMap d_o;   // [128, value heads, tokens], the same boxes; unread without has_d_o
+    device::TensorMap k, q;    // [128, key heads, tokens], boxes of {64, 1, 64}
+    device::TensorMap d_o;     // [128, value heads, tokens], the same boxes; unread without has_d_o
+    device::TensorMap dv_map;  // of dv, the same
     Shape shape;
     bool has_d_o;  // without it dO is 0
     GateInputs gates;
@@ -43,48 +44,58 @@ constexpr uint32_t tile_bytes(uint32_t tile) {
     const bool is_state = tile == kState || tile == kStateGradient;
     return tile == kInverse ? kInverseBytes : is_state ? kStateBytes : kRowsBytes;
 }
-/// Warps that release a tile: a warpgroup has four, two store dV.
+/// Warps that release a tile: a warpgroup has four, one stores dV.
 constexpr uint32_t tile_readers(uint32_t tile) {
-    const bool by_two = tile == kInverse || tile == kErrors || tile == kQueries;
-    const bool by_all = tile == kState || tile == kKeys;
-    return tile == kValueGradients ? 2 : by_all ? 12 : by_two ? 8 : 4;
+    const bool by_two = tile == kState || tile == kQueries;
+    return tile == kValueGradients ? 1 : tile == kKeys ? 12 : by_two ? 8 : 4;
 }
 
+/// Before the states lie T, E and Z, after them dO, K and Q.
 constexpr uint32_t tile_offset(uint32_t tile) {
-    uint32_t offset = 0;
-    for (uint32_t i = 0; i < tile; ++i) {
-        offset += tile_bytes(i);
-    }
-    return offset;
+    const uint32_t rows_before = tile == kInverse         ? 0
+                                 : tile <= kStateGradient ? tile - kErrors
+                                 : tile == kState         ? 2
+                                                          : tile - kOutputGradients + 2;
+    const uint32_t states_before = tile <= kStateGradient ? 0 : tile == kState ? 1 : 2;
+    return (tile == kInverse ? 0 : kInverseBytes) + rows_before * kRowsBytes +
+           states_before * kStateBytes;
 }
 
-/// Made here: D (two panels), r_q dP and r_k dN (tokens x tokens). When all products are done the
-/// same space holds the part of dk^ that comes from what the chunk writes.
+/// Made here for each value head: D and dR. For each key head: r_q dP, summed over its value heads,
+/// and dN r_k below the diagonal with its transpose above it (gradients_pairs.cuh).
 constexpr uint32_t kSolved = tile_offset(kTiles);
-constexpr uint32_t kReadPairs = kSolved + kRowsBytes;
+constexpr uint32_t kAdjoint = kSolved + kRowsBytes;
+constexpr uint32_t kReadPairs = kAdjoint + kRowsBytes;
 constexpr uint32_t kErasePairs = kReadPairs + kPanelBytes;
-constexpr uint32_t kWritesPart = kSolved;
 
-/// What the group's other blocks send of dq^ and dk^, by warp (gradients_group.cuh).
-enum Sum : uint32_t { kQuerySum, kKeySum };
-constexpr uint32_t kReceived = kErasePairs + kPanelBytes;
-constexpr uint32_t kReceivedWarpBytes = 4608, kReceivedBytes = 4 * kReceivedWarpBytes;
+/// q^ k^T and k^ k^T below the diagonal in fp32, for all value heads: of each warp's lanes those
+/// values that they use, in blocks of 16 x 16.
+constexpr uint32_t kBlockBytes = 1024, kBlocks = 10;
+constexpr uint32_t kReadProducts = kErasePairs + kPanelBytes;
+constexpr uint32_t kEraseProducts = kReadProducts + kBlocks * kBlockBytes;
+/// Blocks of the warps before this one, which has warp + 1.
+constexpr uint32_t blocks_before(uint32_t warp) {
+    return warp * (warp + 1) / 2;
+}
 
-/// Vectors over the chunk's tokens, in two slots that chunks use in turn.
+/// Vectors over the chunk's tokens, in two slots that turns use alternately.
 enum Vector : uint32_t { kSum, kBeta, kGamma, kToEnd, kKeyNorm, kQueryNorm, kVectors };
 constexpr uint32_t kVectorBytes = kChunkTokens * 4;
 constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key head
+constexpr uint32_t kDecay = kItem + 12;              // e^B
 constexpr uint32_t kSlotBytes = kItem + 16;
-constexpr uint32_t kSlots = kReceived + 2 * kReceivedBytes;
+constexpr uint32_t kSlots = kEraseProducts + kBlocks * kBlockBytes;
 
-/// Sums for dg. Columns: of N by warp, reads then erasures.
+/// Sums for dg. Columns: of N by warp, erasures then reads.
 constexpr uint32_t kSums = kSlots + 2 * kSlotBytes;
-constexpr uint32_t kThroughReads = kSums;                           // i + row sums of N1
-constexpr uint32_t kThroughErasures = kSums + kVectorBytes;         // e + row sums of N2
-constexpr uint32_t kThroughWrites = kSums + 2 * kVectorBytes;       // z
-constexpr uint32_t kColumnSums = kSums + 3 * kVectorBytes;          // 8 vectors
-constexpr uint32_t kThroughState = kColumnSums + 8 * kVectorBytes;  // <dH', H>, by warp
+constexpr uint32_t kThroughReads = kSums;                      // i + row sums of N1
+constexpr uint32_t kThroughErasures = kSums + kVectorBytes;    // e
+constexpr uint32_t kThroughPairs = kSums + 2 * kVectorBytes;   // row sums of N2
+constexpr uint32_t kThroughWrites = kSums + 3 * kVectorBytes;  // z
+constexpr uint32_t kThroughState = kSums + 4 * kVectorBytes;   // <dH', H>, by warp
+constexpr uint32_t kColumnSums = kThroughState + 16;           // 8 vectors
 
+/// Phases end once a turn; those of K, Q and of pairs once an item.
 enum Barrier : uint32_t {
     kFull,
     kEmpty = kFull + kTiles,
@@ -93,22 +104,26 @@ enum Barrier : uint32_t {
     kGatesEmpty = kGatesFull + 2,
     kValueGradientsReady = kGatesEmpty + 2,
     kSolvedReady,
+    kSolvedEmpty,
+    kAdjointReady,
+    kAdjointEmpty,
     kReadPairsReady,
+    kReadPairsEmpty,
     kErasePairsReady,
+    kErasePairsEmpty,
     kSumsFull,
     kSumsEmpty,
-    kWritesPartFull,
-    kWritesPartEmpty,
-    kReceivedFull,  // by sum and warp
-    kReceivedEmpty = kReceivedFull + 8,
-    kBarriers = kReceivedEmpty + 8
+    kBarriers
 };
-constexpr uint32_t kBarrierSpace = kThroughState + 16;
+constexpr uint32_t kBarrierSpace = kColumnSums + 8 * kVectorBytes;
 constexpr uint32_t kSharedBytes = (kBarrierSpace + 8 * kBarriers + 15) & ~15U;
 static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 232448);
 
-/// Named barriers of a warpgroup: the one that makes D has done its products; Z has been read.
-constexpr uint32_t kWritesDone = 1, kValueGradientsRead = 2;
+/// The warpgroups that multiply, by what they leave (gradients_item.cuh).
+enum Role : uint32_t { kValuesRole, kKeysRole, kQueriesRole };
+
+/// Named barriers of a warpgroup: Z has been read by all its warps; so have dP and dN.
+constexpr uint32_t kValueGradientsRead = 1, kPairsRead = 2;
 constexpr uint32_t kWorkingThreads = 384;
 
 }  // namespace gradients

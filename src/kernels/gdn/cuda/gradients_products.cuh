@@ -6,26 +6,40 @@
 
 namespace hybridcp::gdn::cuda::gradients {
 
+/// As matrix_descriptor, `bytes` into a tile: only an addition differs from step to step.
+HCP_DEVICE uint64_t tile_descriptor(uint32_t tile,
+                                    uint32_t bytes,
+                                    uint32_t leading_bytes,
+                                    uint32_t stride_bytes) {
+    const uint64_t fixed = device::matrix_descriptor(0, leading_bytes, stride_bytes);
+    const uint32_t low = (tile >> 4) + ((bytes >> 4) + static_cast<uint32_t>(fixed));
+    return fixed >> 32 << 32 | low;
+}
 /// Descriptors of a tile whose columns are contiguous: k along rows, or k along columns.
 HCP_DEVICE uint64_t rows_descriptor(uint32_t tile, uint32_t step) {
-    return device::matrix_descriptor(tile + step / 4 * (2 * kPanelBytes) + step % 4 * 2048,
-                                     kPanelBytes, 1024);
+    return tile_descriptor(tile, step / 4 * (2 * kPanelBytes) + step % 4 * 2048, kPanelBytes, 1024);
 }
 HCP_DEVICE uint64_t columns_descriptor(uint32_t tile, uint32_t step) {
-    return device::matrix_descriptor(tile + step / 4 * kPanelBytes + step % 4 * 32, 16, 1024);
+    return tile_descriptor(tile, step / 4 * kPanelBytes + step % 4 * 32, 16, 1024);
 }
 
-/// sums (+)= A B, B of 16 Steps rows and 128 columns. Issues only: finish() waits.
-template <int Steps>
-HCP_DEVICE void multiply(float (&sums)[64],
-                         const uint32_t (&a)[Steps][4],
-                         uint32_t b_tile,
-                         bool add) {
+/// sums (+)= A B, B of 64 rows and 128 columns. Issues only: finish() waits.
+HCP_DEVICE void multiply(float (&sums)[64], const uint32_t (&a)[4][4], uint32_t b_tile, bool add) {
     device::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Steps; ++step) {
+    for (int step = 0; step < 4; ++step) {
         device::wgmma_registers<device::Major::kMn>(sums, a[step], rows_descriptor(b_tile, step),
                                                     add || step > 0);
+    }
+    device::wgmma_commit();
+}
+/// sums += A B of a tile A of 64 x 64.
+HCP_DEVICE void multiply_square(float (&sums)[64], uint32_t a_tile, uint32_t b_tile) {
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        device::wgmma_shared<device::Major::kK, device::Major::kMn>(
+            sums, columns_descriptor(a_tile, step), rows_descriptor(b_tile, step), true);
     }
     device::wgmma_commit();
 }
@@ -39,8 +53,9 @@ HCP_DEVICE void multiply_transposed(float (&sums)[64], uint32_t a_tile, uint32_t
     }
     device::wgmma_commit();
 }
-/// sums = A B of a tile A of 64 x 128, B of 128 rows.
-HCP_DEVICE void multiply_tiles(float (&sums)[64], uint32_t a_tile, uint32_t b_tile) {
+/// sums = A B of a tile A of 64 x 128 and a state B, all of its columns or the 64 from a panel on.
+template <int Count>
+HCP_DEVICE void multiply_state(float (&sums)[Count], uint32_t a_tile, uint32_t b_tile) {
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
@@ -59,12 +74,13 @@ HCP_DEVICE void multiply_pairs(float (&pairs)[32], uint32_t a_tile, uint32_t b_t
     }
     device::wgmma_commit();
 }
-HCP_DEVICE void multiply_pairs(float (&pairs)[32], const uint32_t (&a)[8][4], uint32_t b_tile) {
+/// pairs = A B^T with the 32 rows of B from `b_tile` on.
+HCP_DEVICE void multiply_half(float (&pairs)[16], uint32_t a_tile, uint32_t b_tile) {
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-        device::wgmma_registers<device::Major::kK>(pairs, a[step], columns_descriptor(b_tile, step),
-                                                   step > 0);
+        device::wgmma_shared<device::Major::kK, device::Major::kK>(
+            pairs, columns_descriptor(a_tile, step), columns_descriptor(b_tile, step), step > 0);
     }
     device::wgmma_commit();
 }

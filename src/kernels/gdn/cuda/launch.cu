@@ -154,18 +154,15 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
     if (const char* error = fill(p, call, view)) {
         return error;
     }
-    // As many clusters as run at once: how many fit depends on how the multiprocessors are grouped.
-    const Grid one = gradients_grid(call, 1);
-    cudaLaunchAttribute attribute{};
-    int clusters = 0;
-    const cudaLaunchConfig_t config = config_of(one, attribute, call.stream);
+    int device = 0, multiprocessors = 0;
     if (const char* error =
-            first_of({allow_shared_memory(gradients_entry<GradientsConfig>, one),
-                      text(cudaOccupancyMaxActiveClusters(
-                          &clusters, gradients_entry<GradientsConfig>, &config))})) {
+            first_of({text(cudaGetDevice(&device)),
+                      text(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                                  device))})) {
         return error;
     }
-    return launch(gradients_entry<GradientsConfig>, p, gradients_grid(call, clusters), call.stream);
+    return launch(gradients_entry<GradientsConfig>, p, gradients_grid(call, multiprocessors),
+                  call.stream);
 }
 
 }  // namespace hybridcp::gdn::cuda

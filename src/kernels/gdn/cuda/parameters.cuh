@@ -115,15 +115,20 @@ inline const char* fill(GradientsParams& p, const CallView& call, const Gradient
     if (error == nullptr) {
         error = make_map(p.k, call.k, call.shape.tokens, call.shape.key_heads);
     }
+    if (error == nullptr) {
+        error = make_map(p.d_o, view.d_o, call.shape.tokens, call.shape.value_heads);
+    }
+    const int32_t part = call.shape.value_heads_in_memory;
+    const int64_t heads_in_memory = part > 0 ? part : call.shape.value_heads;
+    const RowsView dv = {view.dv, heads_in_memory * kHeadDim, kHeadDim};
     return error != nullptr ? error
-                            : make_map(p.d_o, view.d_o, call.shape.tokens, call.shape.value_heads);
+                            : make_map(p.dv_map, dv, call.shape.tokens, call.shape.value_heads);
 }
-/// With `clusters` at once.
-inline Grid gradients_grid(const CallView& call, int64_t clusters) {
-    const auto group = static_cast<uint32_t>(call.shape.value_heads / call.shape.key_heads);
+/// A block for each multiprocessor, or for each item if they are fewer.
+inline Grid gradients_grid(const CallView& call, int64_t multiprocessors) {
     const int64_t items = int64_t{call.shape.num_chunks} * call.shape.key_heads;
-    return {(items < clusters ? items : clusters) * group, GradientsConfig::kThreads,
-            GradientsConfig::kSharedBytes, group};
+    return {items < multiprocessors ? items : multiprocessors, GradientsConfig::kThreads,
+            GradientsConfig::kSharedBytes, 1};
 }
 
 }  // namespace hybridcp::gdn::cuda
