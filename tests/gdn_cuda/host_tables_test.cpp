@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/gdn/cuda/segment_tables.h"
+#include "kernels/gdn/cuda/host_tables.h"
 
 namespace hybridcp::gdn {
 namespace {

@@ -1,6 +1,6 @@
-#include <algorithm>
+#include "kernels/gdn/cuda/host_tables.h"
 
-#include "kernels/gdn/cuda/segment_tables.h"
+#include <algorithm>
 
 namespace hybridcp::gdn {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hybridcp/error.h"
+#include "kernels/gdn/cuda/host_tables.h"
 #include "kernels/gdn/cuda/launch.h"
 
 namespace hybridcp::gdn {

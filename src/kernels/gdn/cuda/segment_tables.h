@@ -29,17 +29,6 @@ struct SegmentTables {
     [[nodiscard]] const cuda::Piece* whole_segments() const { return pieces() + num_pieces; }
 };
 
-/// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for
-/// each piece, value head and half of V. Longest pieces first. No torch device is touched.
-struct HostTables {
-    std::vector<cuda::Chunk> chunks;
-    std::vector<cuda::Piece> pieces, whole_segments;
-    std::vector<std::int64_t> empty_segments;
-};
-[[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
-                                          std::int64_t value_heads,
-                                          int multiprocessors);
-
 /// Made once for a set of segments and kept with it.
 [[nodiscard]] std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
                                                                   const at::Device& device,
