@@ -123,6 +123,7 @@ class StateGradientChain {
         device::wgmma_wait<1>();
         device::keep_registers(read);
         keep(packed);
+        release_keys(use);
         add_read(left, ahead.values, read, use);
         wait_products(shared_.writes_ring, use, item.uses, Layout::kTileBytes);
         keep(left);
@@ -181,13 +182,16 @@ class StateGradientChain {
         }
     }
 
-    /// What the products before the last have read, with P; not right after the loads of factors:
-    /// an arrival can overtake them.
-    HCP_DEVICE void release_inputs(int32_t use, bool is_kept) const {
-        device::sync_warp();
+    HCP_DEVICE void release_keys(int32_t use) const {
         arrive_empty_at_both(shared_.keys_ring, use);
         if (device::lane_index() == 0) {
             shared_.scores_ring.arrive_empty_at(use, owner(use));
+        }
+    }
+    /// Not right after the loads of factors: an arrival can overtake them.
+    HCP_DEVICE void release_inputs(int32_t use, bool is_kept) const {
+        device::sync_warp();
+        if (device::lane_index() == 0) {
             shared_.gates.arrive_empty(use);
             if (!is_kept) {  // else Z leaves from there
                 shared_.gradients.arrive_empty(use);
@@ -301,7 +305,7 @@ HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
         StateGradientChain(shared).run(p, item);
     } else if (group == Layout::kAuxiliaryGroup) {
         device::increase_registers<Layout::kAuxiliaryRegisters>();
-        StateGradientAuxiliary(shared).run(item.uses);
+        StateGradientAuxiliary(p, shared, item).run();
     } else {
         device::decrease_registers<Layout::kProducerRegisters>();
         const uint32_t warp = device::shuffle(device::warp_index() & 3, 0);

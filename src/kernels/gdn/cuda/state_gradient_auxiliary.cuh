@@ -12,16 +12,29 @@ class StateGradientAuxiliary {
     using Layout = StateGradientLayout;
 
   public:
-    HCP_DEVICE StateGradientAuxiliary(const StateGradientShared& shared)
-        : shared_(shared), at_(lane_place()), row_(16 * at_.warp + at_.row) {}
+    HCP_DEVICE StateGradientAuxiliary(const StateGradientParams& p,
+                                      const StateGradientShared& shared,
+                                      const StateGradientItem& item)
+        : p_(p), shared_(shared), item_(item), at_(lane_place()), row_(16 * at_.warp + at_.row) {}
 
-    HCP_DEVICE void run(int32_t uses) {
-        for (auto use = static_cast<int32_t>(shared_.rank); use < uses; use += 2) {
+    HCP_DEVICE void run() {
+        bring_inverse(static_cast<int32_t>(shared_.rank));
+        for (auto use = static_cast<int32_t>(shared_.rank); use < item_.uses; use += 2) {
             make_products(use);
         }
     }
 
   private:
+    /// T of a chunk of this block, when all have read that of the chunk before.
+    HCP_DEVICE void bring_inverse(int32_t use) const {
+        if (device::thread_index() % 128 == 0 && use < item_.uses) {
+            const int64_t at = int64_t{item_.head} * p_.shape.num_chunks + item_.index_at(use);
+            device::mbarrier_arrive_expect(shared_.inverse_full, kInverseBytes);
+            device::bulk_load(shared_.inverse(), p_.inverses + at * kInverseBytes, kInverseBytes,
+                              shared_.inverse_full);
+        }
+    }
+
     HCP_DEVICE void make_products(int32_t use) {
         float scores[32], writes[64];
         uint32_t left[4][4];
@@ -34,7 +47,7 @@ class StateGradientAuxiliary {
         shared_.gates.wait_full(use);
         ScoreFactors factors;
         load_factors(factors, use);
-        shared_.inverses.wait_full(use >> 1);
+        device::mbarrier_wait(shared_.inverse_full, (use >> 1) & 1);
         load_inverse(left, use);
         multiply_inverse(writes, left, use);
         device::wgmma_commit();
@@ -45,12 +58,12 @@ class StateGradientAuxiliary {
         mask_scores(packed, scores, factors);
         device::sync_warp();
         if (device::lane_index() == 0) {
-            shared_.inverses.arrive_empty(use >> 1);
             shared_.gates.arrive_empty(use);
         }
         shared_.scores_ring.wait_empty(use);
         store_scores(packed, use);
         hand_over(shared_.scores_ring, use, shared_.scores(use), kPanelBytes);
+        bring_inverse(use + 2);
         device::wgmma_wait<0>();
         device::keep_registers(writes);
         arrive_empty_at_both(shared_.keys_ring, use);
@@ -227,7 +240,9 @@ class StateGradientAuxiliary {
         }
     }
 
+    const StateGradientParams& p_;
     const StateGradientShared& shared_;
+    const StateGradientItem& item_;
     LanePlace at_;
     uint32_t row_;
 };

@@ -35,14 +35,14 @@ struct StateGradientLayout {
     static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 208, kProducerRegisters = 56;
 
     // Products and gates: even, since the blocks take turns.
-    static constexpr int kKeyStages = 3, kQueryStages = 4, kInverseStages = 1, kGradientStages = 4,
-                         kProductStages = 2, kGateStages = 4;
+    static constexpr int kKeyStages = 3, kQueryStages = 4, kGradientStages = 4, kProductStages = 2,
+                         kGateStages = 4;
     static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // 64 rows of 128 columns
 
     static constexpr uint32_t kKeys = 0;
     static constexpr uint32_t kQueries = kKeys + kKeyStages * kTileBytes;
-    static constexpr uint32_t kInverses = kQueries + kQueryStages * kTileBytes;
-    static constexpr uint32_t kGradients = kInverses + kInverseStages * kPanelBytes;
+    static constexpr uint32_t kInverse = kQueries + kQueryStages * kTileBytes;
+    static constexpr uint32_t kGradients = kInverse + kPanelBytes;
     static constexpr uint32_t kScores = kGradients + kGradientStages * kPanelBytes;
     static constexpr uint32_t kWrites = kScores + kProductStages * kPanelBytes;
     static constexpr uint32_t kStateCopy = kWrites + kProductStages * kTileBytes;
@@ -54,8 +54,8 @@ struct StateGradientLayout {
     static constexpr uint32_t kChunkDecay = 10 * kArrayBytes;
     static constexpr uint32_t kGateStageBytes = kChunkDecay + 16;
     static constexpr uint32_t kBarriers = kGates + kGateStages * kGateStageBytes;
-    static constexpr uint32_t kRingStages = kKeyStages + kQueryStages + kInverseStages +
-                                            kGradientStages + 2 * kProductStages + kGateStages + 1;
+    static constexpr uint32_t kRingStages =
+        kKeyStages + kQueryStages + kGradientStages + 2 * kProductStages + kGateStages + 1;
     static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 32;
     static_assert(kSharedBytes <= 232448);
 };
@@ -66,12 +66,12 @@ struct StateGradientShared {
     uint32_t base, rank;
     Ring<Layout::kKeyStages> keys_ring;
     Ring<Layout::kQueryStages> queries_ring;
-    Ring<Layout::kInverseStages> inverses;     // of this block's chunks
     Ring<Layout::kGradientStages> gradients;   // dO comes, Z leaves from the same place
     Ring<Layout::kProductStages> scores_ring;  // P
     Ring<Layout::kProductStages> writes_ring;  // -W
     Ring<Layout::kGateStages> gates;
-    Ring<1> results;  // dH' in its place, and Z of the chunk before in the place of its dO
+    Ring<1> results;        // dH' in its place, and Z of the chunk before in the place of its dO
+    uint32_t inverse_full;  // T of this block's chunks
     uint32_t key_landing, query_landing, gradient_landing;  // for tiles that are cleared first
 
     HCP_DEVICE StateGradientShared() : base(device::shared_base()), rank(device::cluster_rank()) {
@@ -82,21 +82,20 @@ struct StateGradientShared {
         };
         take(keys_ring);
         take(queries_ring);
-        take(inverses);
         take(gradients);
         take(scores_ring);
         take(writes_ring);
         take(gates);
         take(results);
-        key_landing = at;
-        query_landing = at + 8;
-        gradient_landing = at + 16;
+        inverse_full = at;
+        key_landing = at + 8;
+        query_landing = at + 16;
+        gradient_landing = at + 24;
     }
     HCP_DEVICE void init() const {
         constexpr uint32_t kWarps = 4;  // of a role
         keys_ring.init(1, 3 * kWarps);  // both chains and the auxiliary warps of one block
         queries_ring.init(1, 3 * kWarps);
-        inverses.init(1, kWarps);
         gradients.init(1, kWarps);
         results.init(kWarps, 1);
         for (int32_t use = 0; use < Layout::kProductStages; ++use) {
@@ -109,8 +108,9 @@ struct StateGradientShared {
             device::mbarrier_init(gates.full(use), 1);
             device::mbarrier_init(gates.empty(use), owns(use) ? 2 * kWarps : kWarps);
         }
-        for (const uint32_t landing : {key_landing, query_landing, gradient_landing}) {
-            device::mbarrier_init(landing, 1);
+        for (const uint32_t barrier :
+             {inverse_full, key_landing, query_landing, gradient_landing}) {
+            device::mbarrier_init(barrier, 1);
         }
         device::fence_mbarrier_init();
     }
@@ -124,7 +124,7 @@ struct StateGradientShared {
     [[nodiscard]] HCP_DEVICE uint32_t queries(int32_t use) const {
         return base + Layout::kQueries + queries_ring.stage(use) * Layout::kTileBytes;
     }
-    [[nodiscard]] HCP_DEVICE uint32_t inverse() const { return base + Layout::kInverses; }
+    [[nodiscard]] HCP_DEVICE uint32_t inverse() const { return base + Layout::kInverse; }
     [[nodiscard]] HCP_DEVICE uint32_t gradient(int32_t use) const {
         return base + Layout::kGradients + gradients.stage(use) * kPanelBytes;
     }
@@ -138,11 +138,6 @@ struct StateGradientShared {
     [[nodiscard]] HCP_DEVICE uint32_t gate(int32_t use, uint32_t array) const {
         return base + Layout::kGates + gates.stage(use) * Layout::kGateStageBytes +
                array * Layout::kArrayBytes;
-    }
-    /// By one thread: the next use of a stage that the other block fills expects its bytes.
-    HCP_DEVICE void expect_products(int32_t use) const {
-        device::mbarrier_arrive_expect(scores_ring.full(use), kPanelBytes);
-        device::mbarrier_arrive_expect(writes_ring.full(use), Layout::kTileBytes);
     }
 };
 

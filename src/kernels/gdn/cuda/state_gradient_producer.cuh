@@ -32,7 +32,7 @@ HCP_DEVICE void bring_tile(
     device::sync_warp();
 }
 
-/// K and Q of each chunk, a panel from each block for both, and T of this block's chunks.
+/// K and Q of each chunk, a panel from each block for both.
 HCP_DEVICE void bring_rows(const StateGradientParams& p,
                            const StateGradientShared& shared,
                            const StateGradientItem& item) {
@@ -54,15 +54,6 @@ HCP_DEVICE void bring_rows(const StateGradientParams& p,
                    shared.query_landing, [&](uint32_t barrier) {
                        load_half(p.q, shared.queries(use), barrier, chunk.token);
                    });
-        if (shared.owns(use)) {
-            shared.inverses.wait_empty_sleeping(use >> 1);
-            const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
-            bring_tile(shared.inverse(), 1, kChunkTokens, shared.inverses.full(use >> 1), 0,
-                       [&](uint32_t barrier) {
-                           device::bulk_load(shared.inverse(), p.inverses + at * kInverseBytes,
-                                             kInverseBytes, barrier);
-                       });
-        }
     }
 }
 
@@ -127,31 +118,58 @@ struct RawFactors {
     RawGates gates;
     float q_norm[2], k_norm[2];
 };
-HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
-                                   const StateGradientItem& item,
-                                   int32_t use) {
-    const Chunk chunk = item.chunk_at(use < item.uses ? use : item.uses - 1);
-    RawFactors raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
+/// Calls `visit` with the lane's tokens of the chunk: 0 or 1, and the place of the token's norms.
+template <class Visit>
+HCP_DEVICE void for_norms(const StateGradientParams& p,
+                          const StateGradientItem& item,
+                          const Chunk& chunk,
+                          Visit visit) {
     for (int i = 0; i < 2; ++i) {
         const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
         if (row < chunk.tokens) {
-            const int64_t at = int64_t{item.key_head} * p.shape.tokens + chunk.token + row;
-            raw.q_norm[i] = device::load_global(p.q_norms + at);
-            raw.k_norm[i] = device::load_global(p.k_norms + at);
+            visit(i, int64_t{item.key_head} * p.shape.tokens + chunk.token + row);
         }
     }
+}
+HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
+                                   const StateGradientItem& item,
+                                   int32_t use) {
+    const Chunk chunk = item.chunk_at(use);
+    RawFactors raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
+    for_norms(p, item, chunk, [&](int i, int64_t at) {
+        raw.q_norm[i] = device::load_global(p.q_norms + at);
+        raw.k_norm[i] = device::load_global(p.k_norms + at);
+    });
     return raw;
+}
+/// Brings what load_factors will load into the L2 cache: a load from memory takes longer than a
+/// chunk.
+HCP_DEVICE void prefetch_factors(const StateGradientParams& p,
+                                 const StateGradientItem& item,
+                                 int32_t use) {
+    const Chunk chunk = item.chunk_at(use);
+    prefetch_gates(p.gates, chunk, item.head);
+    for_norms(p, item, chunk, [&](int i, int64_t at) {
+        if (i == 0) {  // the next has the same line
+            device::prefetch_global(p.q_norms + at);
+            device::prefetch_global(p.k_norms + at);
+        }
+    });
 }
 
 HCP_DEVICE void bring_gates(const StateGradientParams& p,
                             const StateGradientShared& shared,
                             const StateGradientItem& item) {
-    // Two chunks ahead: a load from memory takes longer than a chunk.
-    RawFactors ahead[2] = {load_factors(p, item, 0), load_factors(p, item, 1)};
+    constexpr int32_t kAhead = 6;
+    RawFactors next = load_factors(p, item, 0);
     for (int32_t use = 0; use < item.uses; ++use) {
-        const RawFactors raw = ahead[0];
-        ahead[0] = ahead[1];
-        ahead[1] = load_factors(p, item, use + 2);
+        const RawFactors raw = next;
+        if (use + kAhead < item.uses) {
+            prefetch_factors(p, item, use + kAhead);
+        }
+        if (use + 1 < item.uses) {
+            next = load_factors(p, item, use + 1);
+        }
         const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
         const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
