@@ -52,6 +52,7 @@ class StateGradientChain {
         const auto first_of_other = static_cast<int32_t>(shared_.rank ^ 1);
         expect(shared_.scores_ring, first_of_other, item.uses, kPanelBytes);
         expect(shared_.writes_ring, first_of_other, item.uses, Layout::kTileBytes);
+        release_state(0, item);
         begin_chunk(ahead, 0, item.uses);
         finish_ahead(ahead);
         for (int32_t use = 0; use < item.uses; ++use) {
@@ -117,7 +118,8 @@ class StateGradientChain {
         if (is_kept) {
             const int32_t kept = use - item.first_kept;
             shared_.results.wait_empty(kept);
-            store_packed_state(shared_.state(), packed);
+            wait_state_place(use);
+            store_packed_state(shared_.state(use), packed);
             publish(kept);
         }
         device::wgmma_wait<1>();
@@ -126,6 +128,9 @@ class StateGradientChain {
         release_keys(use);
         add_read(left, ahead.values, read, use);
         wait_products(shared_.writes_ring, use, item.uses, Layout::kTileBytes);
+        if (device::thread_index() == 0 && !shared_.owns(use)) {
+            device::mbarrier_arrive_cluster(device::map_shared(shared_.writes_sent, owner(use)));
+        }
         keep(left);
         device::wgmma_fence();
         add_outer_products(state, left, shared_.writes(use));
@@ -143,7 +148,7 @@ class StateGradientChain {
         device::wgmma_wait<1>();
         device::keep_registers(state);
         keep(left);
-        release_writes(use);
+        release_state(use + 1, item);
         pack_state(packed, state);
         finish_ahead(ahead);
     }
@@ -172,6 +177,14 @@ class StateGradientChain {
         device::wgmma_commit();
     }
 
+    /// Until all warps, and the copy to the other block, are through with W of the chunk before.
+    HCP_DEVICE void wait_state_place(int32_t use) const {
+        if (use > 0 && shared_.owns(use - 1)) {
+            device::mbarrier_wait(shared_.writes_sent, ((use - 1) >> 1) & 1);
+        }
+        device::barrier_sync(Layout::kStateBarrier, 128);
+    }
+
     /// Hands over dH' number `kept` and Z of the chunk before, of which the places are free. The
     /// fence takes as long as the products that run meanwhile.
     HCP_DEVICE void publish(int32_t kept) const {
@@ -198,9 +211,10 @@ class StateGradientChain {
             }
         }
     }
-    HCP_DEVICE void release_writes(int32_t use) const {
-        if (device::lane_index() == 0) {
-            shared_.writes_ring.arrive_empty_at(use, owner(use));
+    /// Of a chunk whose dH' is not kept; else it is stored first.
+    HCP_DEVICE void release_state(int32_t use, const StateGradientItem& item) const {
+        if (use < item.first_kept && device::lane_index() == 0) {
+            shared_.release_state(use);
         }
     }
     [[nodiscard]] HCP_DEVICE static uint32_t owner(int32_t use) {
@@ -267,33 +281,6 @@ class StateGradientChain {
     LanePlace at_;
     uint32_t offset_;
 };
-
-/// All threads of the block call. Broadcast, so that the compiler sees that all lanes have it.
-HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t scratch) {
-    const auto cluster =
-        static_cast<int32_t>(device::block_index() / StateGradientLayout::kCluster);
-    const int32_t head = cluster % p.shape.value_heads;
-    const Piece piece = load_piece(p.pieces + cluster / p.shape.value_heads);
-    const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, true};
-    const WalkRange range =
-        p.d_states == nullptr
-            ? find_summary_range(order, p.gates, head, p.summary_floor, scratch)
-            : find_walk_range(order, piece, p.gates, head, p.may_truncate, scratch);
-    const Chunk first = device::load_global(p.chunks + piece.first_chunk);
-    const Chunk last = device::load_global(p.chunks + piece.first_chunk + piece.chunks - 1);
-    const auto same = [](int32_t value) { return device::shuffle(value, 0); };
-    return {.segment = same(piece.segment),
-            .head = same(head),
-            .key_head = same(head / p.shape.group()),
-            .first_token = same(first.token),
-            .end_token = same(last.token + last.tokens),
-            .first_chunk = same(piece.first_chunk),
-            .begin = same(piece.chunks - 1 - range.first),
-            .uses = same(range.end - range.first),
-            .first_kept = same(range.main - range.first),
-            .from_boundary = same(range.from_boundary ? 1 : 0) != 0,
-            .to_start = same(range.end == order.count ? 1 : 0) != 0};
-}
 
 HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
                                     const StateGradientShared& shared,

@@ -67,7 +67,7 @@ class StateGradientAuxiliary {
         device::wgmma_wait<0>();
         device::keep_registers(writes);
         arrive_empty_at_both(shared_.keys_ring, use);
-        shared_.writes_ring.wait_empty(use);
+        shared_.wait_writes_empty(use);
         store_writes(writes, use);
         hand_over(shared_.writes_ring, use, shared_.writes(use), Layout::kTileBytes);
     }

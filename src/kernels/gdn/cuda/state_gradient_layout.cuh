@@ -31,11 +31,11 @@ struct StateGradientParams {
 struct StateGradientLayout {
     static constexpr uint32_t kCluster = 2, kThreads = 384;
     static constexpr uint32_t kStateGroup = 0, kAuxiliaryGroup = 1;  // the third brings and stores
-    static constexpr uint32_t kAuxiliaryBarrier = 1;
+    static constexpr uint32_t kAuxiliaryBarrier = 1, kStateBarrier = 2;
     static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 208, kProducerRegisters = 56;
 
     // Products and gates: even, since the blocks take turns.
-    static constexpr int kKeyStages = 3, kQueryStages = 4, kGradientStages = 4, kProductStages = 2,
+    static constexpr int kKeyStages = 4, kQueryStages = 4, kGradientStages = 4, kProductStages = 2,
                          kGateStages = 4;
     static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // 64 rows of 128 columns
 
@@ -45,8 +45,7 @@ struct StateGradientLayout {
     static constexpr uint32_t kGradients = kInverse + kPanelBytes;
     static constexpr uint32_t kScores = kGradients + kGradientStages * kPanelBytes;
     static constexpr uint32_t kWrites = kScores + kProductStages * kPanelBytes;
-    static constexpr uint32_t kStateCopy = kWrites + kProductStages * kTileBytes;
-    static constexpr uint32_t kGates = kStateCopy + kTileBytes;
+    static constexpr uint32_t kGates = kWrites + kProductStages * kTileBytes;
     // Arrays of 64 floats in a gate stage, and the decay of the whole chunk behind them.
     static constexpr uint32_t kArrayBytes = 256;
     static constexpr uint32_t kSum = 0, kRowFactor = 1, kColumnFactors = 2, kQueryFactor = 5,
@@ -56,7 +55,7 @@ struct StateGradientLayout {
     static constexpr uint32_t kBarriers = kGates + kGateStages * kGateStageBytes;
     static constexpr uint32_t kRingStages =
         kKeyStages + kQueryStages + kGradientStages + 2 * kProductStages + kGateStages + 1;
-    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 32;
+    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 48;
     static_assert(kSharedBytes <= 232448);
 };
 
@@ -72,6 +71,7 @@ struct StateGradientShared {
     Ring<Layout::kGateStages> gates;
     Ring<1> results;        // dH' in its place, and Z of the chunk before in the place of its dO
     uint32_t inverse_full;  // T of this block's chunks
+    uint32_t writes_sent;   // W of this block's chunks, to the other block
     uint32_t key_landing, query_landing, gradient_landing;  // for tiles that are cleared first
 
     HCP_DEVICE StateGradientShared() : base(device::shared_base()), rank(device::cluster_rank()) {
@@ -91,6 +91,7 @@ struct StateGradientShared {
         key_landing = at + 8;
         query_landing = at + 16;
         gradient_landing = at + 24;
+        writes_sent = at + 32;
     }
     HCP_DEVICE void init() const {
         constexpr uint32_t kWarps = 4;  // of a role
@@ -109,7 +110,7 @@ struct StateGradientShared {
             device::mbarrier_init(gates.empty(use), owns(use) ? 2 * kWarps : kWarps);
         }
         for (const uint32_t barrier :
-             {inverse_full, key_landing, query_landing, gradient_landing}) {
+             {inverse_full, writes_sent, key_landing, query_landing, gradient_landing}) {
             device::mbarrier_init(barrier, 1);
         }
         device::fence_mbarrier_init();
@@ -134,7 +135,15 @@ struct StateGradientShared {
     [[nodiscard]] HCP_DEVICE uint32_t writes(int32_t use) const {
         return base + Layout::kWrites + writes_ring.stage(use) * Layout::kTileBytes;
     }
-    [[nodiscard]] HCP_DEVICE uint32_t state() const { return base + Layout::kStateCopy; }
+    /// dH', until it is stored: where W of the chunk before was.
+    [[nodiscard]] HCP_DEVICE uint32_t state(int32_t use) const { return writes(use + 1); }
+    /// W of the next chunk may take the place of dH'. From a lane of each of four warps.
+    HCP_DEVICE void release_state(int32_t use) const {
+        writes_ring.arrive_empty_at(use + 1, static_cast<uint32_t>(use + 1) & 1);
+    }
+    HCP_DEVICE void wait_writes_empty(int32_t use) const {
+        device::mbarrier_wait(writes_ring.empty(use), ((use - 1) >> 1) & 1);
+    }
     [[nodiscard]] HCP_DEVICE uint32_t gate(int32_t use, uint32_t array) const {
         return base + Layout::kGates + gates.stage(use) * Layout::kGateStageBytes +
                array * Layout::kArrayBytes;
@@ -169,5 +178,32 @@ struct StateGradientItem {
         return {token, left < kChunkTokens ? left : kChunkTokens};
     }
 };
+
+/// All threads of the block call. Broadcast, so that the compiler sees that all lanes have it.
+HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t scratch) {
+    const auto cluster =
+        static_cast<int32_t>(device::block_index() / StateGradientLayout::kCluster);
+    const int32_t head = cluster % p.shape.value_heads;
+    const Piece piece = load_piece(p.pieces + cluster / p.shape.value_heads);
+    const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, true};
+    const WalkRange range =
+        p.d_states == nullptr
+            ? find_summary_range(order, p.gates, head, p.summary_floor, scratch)
+            : find_walk_range(order, piece, p.gates, head, p.may_truncate, scratch);
+    const Chunk first = device::load_global(p.chunks + piece.first_chunk);
+    const Chunk last = device::load_global(p.chunks + piece.first_chunk + piece.chunks - 1);
+    const auto same = [](int32_t value) { return device::shuffle(value, 0); };
+    return {.segment = same(piece.segment),
+            .head = same(head),
+            .key_head = same(head / p.shape.group()),
+            .first_token = same(first.token),
+            .end_token = same(last.token + last.tokens),
+            .first_chunk = same(piece.first_chunk),
+            .begin = same(piece.chunks - 1 - range.first),
+            .uses = same(range.end - range.first),
+            .first_kept = same(range.main - range.first),
+            .from_boundary = same(range.from_boundary ? 1 : 0) != 0,
+            .to_start = same(range.end == order.count ? 1 : 0) != 0};
+}
 
 }  // namespace hybridcp::gdn::cuda

@@ -194,7 +194,7 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
             if (use < item.uses) {
                 device::bulk_store(
                     p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
-                    shared.state(), StateGradientLayout::kTileBytes);
+                    shared.state(use), StateGradientLayout::kTileBytes);
             }
             if (kept > 0) {  // chunks come in reverse
                 device::bulk_store(
@@ -206,8 +206,11 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
             shared.results.arrive_empty(kept);
         }
         device::sync_warp();
-        if (kept > 0 && lane < 4) {
-            shared.gradients.arrive_empty(use - 1);
+        if (lane < 4) {  // for the four warps of the chain
+            shared.release_state(use);
+            if (kept > 0) {
+                shared.gradients.arrive_empty(use - 1);
+            }
         }
     }
     device::bulk_wait<0>();
