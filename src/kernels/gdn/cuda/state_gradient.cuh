@@ -298,12 +298,10 @@ HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
         const uint32_t warp = device::shuffle(device::warp_index() & 3, 0);
         if (warp == 0) {
             bring_rows(p, shared, item);
-        } else if (warp == 1) {
-            bring_gates(p, shared, item);
-        } else if (warp == 2) {
-            bring_output_gradients(p, shared, item);
-        } else {
+        } else if (warp == 3) {
             store_results(p, shared, item);
+        } else {
+            bring_gates(p, shared, item, static_cast<int32_t>(warp) - 1);
         }
     }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The third warpgroup of the backward walk: one warp each for rows, gates, dO, and what leaves.
+// The third warpgroup of the backward walk: a warp for rows, two for gates, one for what leaves.
 
 #include "kernels/gdn/cuda/state_gradient_layout.cuh"
 
@@ -32,16 +32,16 @@ HCP_DEVICE void bring_tile(
     device::sync_warp();
 }
 
-/// K and Q of each chunk, a panel from each block for both.
+/// K and Q of each chunk, a panel from each block for both, and dO.
 HCP_DEVICE void bring_rows(const StateGradientParams& p,
                            const StateGradientShared& shared,
                            const StateGradientItem& item) {
     constexpr uint16_t kBoth = 3;
+    const int32_t column = 64 * static_cast<int32_t>(shared.rank);
     const auto load_half = [&](const device::TensorMap& map, uint32_t tile, uint32_t barrier,
                                int32_t token) {
-        device::tensor_load_multicast(
-            tile + kPanelBytes * shared.rank, &map, barrier,
-            {64 * static_cast<int32_t>(shared.rank), item.key_head, token}, kBoth);
+        device::tensor_load_multicast(tile + kPanelBytes * shared.rank, &map, barrier,
+                                      {column, item.key_head, token}, kBoth);
     };
     for (int32_t use = 0; use < item.uses; ++use) {
         const Chunk chunk = item.chunk_at(use);
@@ -54,20 +54,11 @@ HCP_DEVICE void bring_rows(const StateGradientParams& p,
                    shared.query_landing, [&](uint32_t barrier) {
                        load_half(p.q, shared.queries(use), barrier, chunk.token);
                    });
-    }
-}
-
-HCP_DEVICE void bring_output_gradients(const StateGradientParams& p,
-                                       const StateGradientShared& shared,
-                                       const StateGradientItem& item) {
-    for (int32_t use = 0; use < item.uses; ++use) {
-        const Chunk chunk = item.chunk_at(use);
         shared.gradients.wait_empty_sleeping(use);
         bring_tile(shared.gradient(use), 1, chunk.tokens, shared.gradients.full(use),
                    shared.gradient_landing, [&](uint32_t barrier) {
-                       device::tensor_load(
-                           shared.gradient(use), &p.d_o, barrier,
-                           {64 * static_cast<int32_t>(shared.rank), item.head, chunk.token});
+                       device::tensor_load(shared.gradient(use), &p.d_o, barrier,
+                                           {column, item.head, chunk.token});
                    });
     }
 }
@@ -118,58 +109,32 @@ struct RawFactors {
     RawGates gates;
     float q_norm[2], k_norm[2];
 };
-/// Calls `visit` with the lane's tokens of the chunk: 0 or 1, and the place of the token's norms.
-template <class Visit>
-HCP_DEVICE void for_norms(const StateGradientParams& p,
-                          const StateGradientItem& item,
-                          const Chunk& chunk,
-                          Visit visit) {
-    for (int i = 0; i < 2; ++i) {
-        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
-        if (row < chunk.tokens) {
-            visit(i, int64_t{item.key_head} * p.shape.tokens + chunk.token + row);
-        }
-    }
-}
 HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
                                    const StateGradientItem& item,
                                    int32_t use) {
-    const Chunk chunk = item.chunk_at(use);
+    const Chunk chunk = item.chunk_at(use < item.uses ? use : item.uses - 1);
     RawFactors raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
-    for_norms(p, item, chunk, [&](int i, int64_t at) {
-        raw.q_norm[i] = device::load_global(p.q_norms + at);
-        raw.k_norm[i] = device::load_global(p.k_norms + at);
-    });
+    for (int i = 0; i < 2; ++i) {
+        const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
+        if (row < chunk.tokens) {
+            const int64_t at = int64_t{item.key_head} * p.shape.tokens + chunk.token + row;
+            raw.q_norm[i] = device::load_global(p.q_norms + at);
+            raw.k_norm[i] = device::load_global(p.k_norms + at);
+        }
+    }
     return raw;
 }
-/// Brings what load_factors will load into the L2 cache: a load from memory takes longer than a
-/// chunk.
-HCP_DEVICE void prefetch_factors(const StateGradientParams& p,
-                                 const StateGradientItem& item,
-                                 int32_t use) {
-    const Chunk chunk = item.chunk_at(use);
-    prefetch_gates(p.gates, chunk, item.head);
-    for_norms(p, item, chunk, [&](int i, int64_t at) {
-        if (i == 0) {  // the next has the same line
-            device::prefetch_global(p.q_norms + at);
-            device::prefetch_global(p.k_norms + at);
-        }
-    });
-}
 
+/// Of every other chunk. Two warps take turns: the compiler waits for the loads of the next chunk
+/// at the end of a step, and they take longer than a chunk.
 HCP_DEVICE void bring_gates(const StateGradientParams& p,
                             const StateGradientShared& shared,
-                            const StateGradientItem& item) {
-    constexpr int32_t kAhead = 6;
-    RawFactors next = load_factors(p, item, 0);
-    for (int32_t use = 0; use < item.uses; ++use) {
+                            const StateGradientItem& item,
+                            int32_t first) {
+    RawFactors next = load_factors(p, item, first);
+    for (int32_t use = first; use < item.uses; use += 2) {
         const RawFactors raw = next;
-        if (use + kAhead < item.uses) {
-            prefetch_factors(p, item, use + kAhead);
-        }
-        if (use + 1 < item.uses) {
-            next = load_factors(p, item, use + 1);
-        }
+        next = load_factors(p, item, use + 2);
         const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
         const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
