@@ -51,6 +51,8 @@ class StateGradientAuxiliary {
         load_inverse(left, use);
         multiply_inverse(writes, left, use);
         device::wgmma_commit();
+        device::barrier_sync(Layout::kAuxiliaryBarrier, 128);
+        bring_inverse(use + 2);
         uint32_t packed[4][4];
         device::wgmma_wait<1>();
         device::keep_registers(scores);
@@ -63,7 +65,6 @@ class StateGradientAuxiliary {
         shared_.scores_ring.wait_empty(use);
         store_scores(packed, use);
         hand_over(shared_.scores_ring, use, shared_.scores(use), kPanelBytes);
-        bring_inverse(use + 2);
         device::wgmma_wait<0>();
         device::keep_registers(writes);
         arrive_empty_at_both(shared_.keys_ring, use);

@@ -146,7 +146,8 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
     }
 }
 
-/// dH' of each kept chunk, and Z of the one before it, to global memory.
+/// dH' of each kept chunk, and Z of the one before it, to global memory. Lanes 0 to 3 hand their
+/// places back for the four warps of the chain.
 HCP_DEVICE void store_results(const StateGradientParams& p,
                               const StateGradientShared& shared,
                               const StateGradientItem& item) {
@@ -154,28 +155,32 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
     for (int32_t use = item.first_kept; item.first_kept < item.uses && use <= item.uses; ++use) {
         const int32_t kept = use - item.first_kept;
         shared.results.wait_full_sleeping(kept);
-        if (lane == 0) {
-            const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
-            if (use < item.uses) {
-                device::bulk_store(
-                    p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
-                    shared.state(use), StateGradientLayout::kTileBytes);
-            }
-            if (kept > 0) {  // chunks come in reverse
-                device::bulk_store(
-                    p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
-                    shared.gradient(use - 1), kPanelBytes);
-            }
+        const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
+        if (lane == 0 && use < item.uses) {
+            device::bulk_store(
+                p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
+                shared.state(use), StateGradientLayout::kTileBytes);
             device::bulk_commit();
+        }
+        if (lane == 0 && kept > 0) {  // chunks come in reverse
+            device::bulk_store(p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
+                               shared.gradient(use - 1), kPanelBytes);
+            device::bulk_commit();
+            device::bulk_wait_read<1>();
+        } else {
             device::bulk_wait_read<0>();
-            shared.results.arrive_empty(kept);
         }
         device::sync_warp();
-        if (lane < 4) {  // for the four warps of the chain
+        if (lane < 4) {
             shared.release_state(use);
-            if (kept > 0) {
-                shared.gradients.arrive_empty(use - 1);
-            }
+        }
+        device::bulk_wait_read<0>();
+        device::sync_warp();
+        if (lane == 0) {
+            shared.results.arrive_empty(kept);
+        }
+        if (lane < 4 && kept > 0) {
+            shared.gradients.arrive_empty(use - 1);
         }
     }
     device::bulk_wait<0>();
