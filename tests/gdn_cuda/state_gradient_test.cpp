@@ -145,6 +145,7 @@ Walk walk(const GdnCase& problem, const Run& run) {
     simt::launch(
         {.blocks = static_cast<uint32_t>(pieces.size() * 2 * static_cast<std::size_t>(heads)),
          .threads = cuda::StateGradientLayout::kThreads,
+         .cluster = cuda::StateGradientLayout::kCluster,
          .shared_bytes = cuda::StateGradientLayout::kSharedBytes,
          .seed = run.seed},
         [&] { cuda::state_gradient_kernel(p); });

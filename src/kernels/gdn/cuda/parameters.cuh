@@ -88,8 +88,9 @@ inline const char* fill(StateGradientParams& p,
                             : make_map(p.d_o, view.d_o, call.shape.tokens, call.shape.value_heads);
 }
 inline Grid state_gradient_grid(const CallView& call) {
-    return {int64_t{call.num_pieces} * call.shape.value_heads * 2, StateGradientLayout::kThreads,
-            StateGradientLayout::kSharedBytes, 1};
+    using Layout = StateGradientLayout;
+    return {int64_t{call.num_pieces} * call.shape.value_heads * Layout::kCluster, Layout::kThreads,
+            Layout::kSharedBytes, Layout::kCluster};
 }
 
 inline const char* fill(GradientsParams& p, const CallView& call, const GradientsView& view) {

@@ -44,6 +44,11 @@ struct Ring {
     HCP_DEVICE void arrive_full(int32_t use) const { device::mbarrier_arrive(full(use)); }
     HCP_DEVICE void arrive_empty(int32_t use) const { device::mbarrier_arrive(empty(use)); }
 
+    /// At block `rank` of the cluster.
+    HCP_DEVICE void arrive_empty_at(int32_t use, uint32_t rank) const {
+        device::mbarrier_arrive_cluster(device::map_shared(empty(use), rank));
+    }
+
     static constexpr uint32_t kSleepNs = 20;
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // The auxiliary warpgroup of the backward walk: off the chain of states it makes
-//     P = s (r_q Q)(r_k K)^T o Gam      and      -W = -T diag(beta gamma r_k) K.
+//     P = s (r_q Q)(r_k K)^T o Gam      and      -W = -T diag(beta gamma r_k) K
+// of every other chunk, for both blocks.
 
 #include "kernels/gdn/cuda/state_gradient_layout.cuh"
 
@@ -11,20 +12,34 @@ class StateGradientAuxiliary {
     using Layout = StateGradientLayout;
 
   public:
-    HCP_DEVICE StateGradientAuxiliary(const StateGradientShared& shared)
-        : shared_(shared), at_(lane_place()), row_(16 * at_.warp + at_.row) {}
+    HCP_DEVICE StateGradientAuxiliary(const StateGradientParams& p,
+                                      const StateGradientShared& shared,
+                                      const StateGradientItem& item)
+        : p_(p), shared_(shared), item_(item), at_(lane_place()), row_(16 * at_.warp + at_.row) {}
 
-    HCP_DEVICE void run(int32_t uses) {
-        for (int32_t use = 0; use < uses; ++use) {
+    HCP_DEVICE void run() {
+        bring_inverse(static_cast<int32_t>(shared_.rank));
+        for (auto use = static_cast<int32_t>(shared_.rank); use < item_.uses; use += 2) {
             make_products(use);
         }
     }
 
   private:
+    /// T of a chunk of this block, when all have read that of the chunk before.
+    HCP_DEVICE void bring_inverse(int32_t use) const {
+        if (device::thread_index() % 128 == 0 && use < item_.uses) {
+            const int64_t at = int64_t{item_.head} * p_.shape.num_chunks + item_.index_at(use);
+            device::mbarrier_arrive_expect(shared_.inverse_full, kInverseBytes);
+            device::bulk_load(shared_.inverse(), p_.inverses + at * kInverseBytes, kInverseBytes,
+                              shared_.inverse_full);
+        }
+    }
+
     HCP_DEVICE void make_products(int32_t use) {
         float scores[32], writes[64];
         uint32_t left[4][4];
-        shared_.rows.wait_full(use);
+        shared_.keys_ring.wait_full(use);
+        shared_.queries_ring.wait_full(use);
         device::keep_registers(scores);
         device::wgmma_fence();
         multiply_queries(scores, use);
@@ -32,29 +47,47 @@ class StateGradientAuxiliary {
         shared_.gates.wait_full(use);
         ScoreFactors factors;
         load_factors(factors, use);
-        shared_.inverses.wait_full(use);
+        device::mbarrier_wait(shared_.inverse_full, (use >> 1) & 1);
         load_inverse(left, use);
         multiply_inverse(writes, left, use);
         device::wgmma_commit();
+        device::barrier_sync(Layout::kAuxiliaryBarrier, 128);
+        bring_inverse(use + 2);
         uint32_t packed[4][4];
         device::wgmma_wait<1>();
         device::keep_registers(scores);
+        arrive_empty_at_both(shared_.queries_ring, use);
         mask_scores(packed, scores, factors);
         device::sync_warp();
         if (device::lane_index() == 0) {
-            shared_.inverses.arrive_empty(use);
             shared_.gates.arrive_empty(use);
         }
-        shared_.products.wait_empty(use);
+        shared_.scores_ring.wait_empty(use);
         store_scores(packed, use);
+        hand_over(shared_.scores_ring, use, shared_.scores(use), kPanelBytes);
         device::wgmma_wait<0>();
         device::keep_registers(writes);
+        arrive_empty_at_both(shared_.keys_ring, use);
+        shared_.wait_writes_empty(use);
         store_writes(writes, use);
+        hand_over(shared_.writes_ring, use, shared_.writes(use), Layout::kTileBytes);
+    }
+
+    /// To the chain here, and with a copy to that of the other block.
+    HCP_DEVICE void hand_over(const Ring<Layout::kProductStages>& ring,
+                              int32_t use,
+                              uint32_t tile,
+                              uint32_t bytes) const {
         device::fence_proxy_async();
         device::sync_warp();
         if (device::lane_index() == 0) {
-            shared_.rows.arrive_empty(use);
-            shared_.products.arrive_full(use);
+            device::mbarrier_arrive(ring.full(use));
+        }
+        device::barrier_sync(Layout::kAuxiliaryBarrier, 128);
+        if (device::thread_index() % 128 == 0) {
+            const uint32_t other = shared_.rank ^ 1;
+            device::bulk_copy_cluster(device::map_shared(tile, other), tile, bytes,
+                                      device::map_shared(ring.full(use), other));
         }
     }
 
@@ -71,7 +104,7 @@ class StateGradientAuxiliary {
 
     /// T diag(-beta gamma r_k) in bf16; blocks above the diagonal are zero.
     HCP_DEVICE void load_inverse(uint32_t (&left)[4][4], int32_t use) const {
-        const uint32_t tile = shared_.inverse(use);
+        const uint32_t tile = shared_.inverse();
         const uint32_t row = 16 * at_.warp + 8 * (at_.matrix & 1) + at_.matrix_row;
         const uint32_t factors = shared_.gate(use, Layout::kWriteFactor) + 8 * at_.pair;
 #pragma unroll
@@ -208,7 +241,9 @@ class StateGradientAuxiliary {
         }
     }
 
+    const StateGradientParams& p_;
     const StateGradientShared& shared_;
+    const StateGradientItem& item_;
     LanePlace at_;
     uint32_t row_;
 };

@@ -25,23 +25,27 @@ struct StateGradientParams {
     float summary_floor;    // sum of log gates beyond which a summary does not look
 };
 
+/// A cluster of two blocks, each with a half of V's columns: rows are loaded once for both, and the
+/// blocks take turns with what does not depend on the state: chunk i's products come from block i
+/// mod 2.
 struct StateGradientLayout {
-    static constexpr uint32_t kThreads = 384;
+    static constexpr uint32_t kCluster = 2, kThreads = 384;
     static constexpr uint32_t kStateGroup = 0, kAuxiliaryGroup = 1;  // the third brings and stores
+    static constexpr uint32_t kAuxiliaryBarrier = 1, kStateBarrier = 2;
     static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 208, kProducerRegisters = 56;
 
-    static constexpr int kRowStages = 3, kInverseStages = 2, kGradientStages = 3,
-                         kProductStages = 2, kGateStages = 4;
-    static constexpr uint32_t kRowStageBytes = 4 * kPanelBytes;      // K, then Q
-    static constexpr uint32_t kProductStageBytes = 3 * kPanelBytes;  // -W, then P
-    static constexpr uint32_t kQueries = 2 * kPanelBytes, kScores = 2 * kPanelBytes;
+    // Products and gates: even, since the blocks take turns.
+    static constexpr int kKeyStages = 4, kQueryStages = 4, kGradientStages = 4, kProductStages = 2,
+                         kGateStages = 4;
+    static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // 64 rows of 128 columns
 
-    static constexpr uint32_t kRows = 0;
-    static constexpr uint32_t kInverses = kRows + kRowStages * kRowStageBytes;
-    static constexpr uint32_t kGradients = kInverses + kInverseStages * kPanelBytes;
-    static constexpr uint32_t kProducts = kGradients + kGradientStages * kPanelBytes;
-    static constexpr uint32_t kStateCopy = kProducts + kProductStages * kProductStageBytes;
-    static constexpr uint32_t kGates = kStateCopy + 2 * kPanelBytes;
+    static constexpr uint32_t kKeys = 0;
+    static constexpr uint32_t kQueries = kKeys + kKeyStages * kTileBytes;
+    static constexpr uint32_t kInverse = kQueries + kQueryStages * kTileBytes;
+    static constexpr uint32_t kGradients = kInverse + kPanelBytes;
+    static constexpr uint32_t kScores = kGradients + kGradientStages * kPanelBytes;
+    static constexpr uint32_t kWrites = kScores + kProductStages * kPanelBytes;
+    static constexpr uint32_t kGates = kWrites + kProductStages * kTileBytes;
     // Arrays of 64 floats in a gate stage, and the decay of the whole chunk behind them.
     static constexpr uint32_t kArrayBytes = 256;
     static constexpr uint32_t kSum = 0, kRowFactor = 1, kColumnFactors = 2, kQueryFactor = 5,
@@ -49,100 +53,157 @@ struct StateGradientLayout {
     static constexpr uint32_t kChunkDecay = 10 * kArrayBytes;
     static constexpr uint32_t kGateStageBytes = kChunkDecay + 16;
     static constexpr uint32_t kBarriers = kGates + kGateStages * kGateStageBytes;
-    static constexpr uint32_t kBarrierBytes =
-        16 *
-        (kRowStages + kInverseStages + 2 * kGradientStages + kProductStages + kGateStages + 1 + 1);
-    static constexpr uint32_t kSharedBytes = kBarriers + kBarrierBytes;
+    static constexpr uint32_t kRingStages =
+        kKeyStages + kQueryStages + kGradientStages + 2 * kProductStages + kGateStages + 1;
+    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 48;
     static_assert(kSharedBytes <= 232448);
 };
 
 /// Addresses and barriers of one block.
 struct StateGradientShared {
     using Layout = StateGradientLayout;
-    uint32_t base;
-    Ring<Layout::kRowStages> rows;
-    Ring<Layout::kInverseStages> inverses;
+    uint32_t base, rank;
+    Ring<Layout::kKeyStages> keys_ring;
+    Ring<Layout::kQueryStages> queries_ring;
     Ring<Layout::kGradientStages> gradients;   // dO comes, Z leaves from the same place
-    Ring<Layout::kGradientStages> new_values;  // Z is complete
-    Ring<Layout::kProductStages> products;
+    Ring<Layout::kProductStages> scores_ring;  // P
+    Ring<Layout::kProductStages> writes_ring;  // -W
     Ring<Layout::kGateStages> gates;
-    Ring<1> state_copy;
-    uint32_t row_landing, gradient_landing;  // for tiles that are cleared first
+    Ring<1> results;        // dH' in its place, and Z of the chunk before in the place of its dO
+    uint32_t inverse_full;  // T of this block's chunks
+    uint32_t writes_sent;   // W of this block's chunks, to the other block
+    uint32_t key_landing, query_landing, gradient_landing;  // for tiles that are cleared first
 
-    HCP_DEVICE StateGradientShared() : base(device::shared_base()) {
+    HCP_DEVICE StateGradientShared() : base(device::shared_base()), rank(device::cluster_rank()) {
         uint32_t at = base + Layout::kBarriers;
         const auto take = [&at](auto& ring) {
             ring.barriers = at;
             at += ring.kBytes;
         };
-        take(rows);
-        take(inverses);
+        take(keys_ring);
+        take(queries_ring);
         take(gradients);
-        take(new_values);
-        take(products);
+        take(scores_ring);
+        take(writes_ring);
         take(gates);
-        take(state_copy);
-        row_landing = at;
-        gradient_landing = at + 8;
+        take(results);
+        inverse_full = at;
+        key_landing = at + 8;
+        query_landing = at + 16;
+        gradient_landing = at + 24;
+        writes_sent = at + 32;
     }
     HCP_DEVICE void init() const {
-        rows.init(1, 8);
-        inverses.init(1, 4);
-        gradients.init(1, 1);
-        new_values.init(4, 1);
-        products.init(4, 4);
-        gates.init(1, 8);
-        state_copy.init(4, 1);
-        device::mbarrier_init(row_landing, 1);
-        device::mbarrier_init(gradient_landing, 1);
+        constexpr uint32_t kWarps = 4;  // of a role
+        keys_ring.init(1, 3 * kWarps);  // both chains and the auxiliary warps of one block
+        queries_ring.init(1, 3 * kWarps);
+        gradients.init(1, kWarps);
+        results.init(kWarps, 1);
+        for (int32_t use = 0; use < Layout::kProductStages; ++use) {
+            for (const auto& ring : {scores_ring, writes_ring}) {
+                device::mbarrier_init(ring.full(use), owns(use) ? kWarps : 1);
+                device::mbarrier_init(ring.empty(use), 2 * kWarps);
+            }
+        }
+        for (int32_t use = 0; use < Layout::kGateStages; ++use) {
+            device::mbarrier_init(gates.full(use), 1);
+            device::mbarrier_init(gates.empty(use), owns(use) ? 2 * kWarps : kWarps);
+        }
+        for (const uint32_t barrier :
+             {inverse_full, writes_sent, key_landing, query_landing, gradient_landing}) {
+            device::mbarrier_init(barrier, 1);
+        }
         device::fence_mbarrier_init();
     }
+    /// Whether this block makes the chunk's products.
+    [[nodiscard]] HCP_DEVICE bool owns(int32_t use) const {
+        return (static_cast<uint32_t>(use) & 1) == rank;
+    }
     [[nodiscard]] HCP_DEVICE uint32_t keys(int32_t use) const {
-        return base + Layout::kRows + rows.stage(use) * Layout::kRowStageBytes;
+        return base + Layout::kKeys + keys_ring.stage(use) * Layout::kTileBytes;
     }
     [[nodiscard]] HCP_DEVICE uint32_t queries(int32_t use) const {
-        return keys(use) + Layout::kQueries;
+        return base + Layout::kQueries + queries_ring.stage(use) * Layout::kTileBytes;
     }
-    [[nodiscard]] HCP_DEVICE uint32_t inverse(int32_t use) const {
-        return base + Layout::kInverses + inverses.stage(use) * kPanelBytes;
-    }
+    [[nodiscard]] HCP_DEVICE uint32_t inverse() const { return base + Layout::kInverse; }
     [[nodiscard]] HCP_DEVICE uint32_t gradient(int32_t use) const {
         return base + Layout::kGradients + gradients.stage(use) * kPanelBytes;
     }
-    [[nodiscard]] HCP_DEVICE uint32_t writes(int32_t use) const {
-        return base + Layout::kProducts + products.stage(use) * Layout::kProductStageBytes;
-    }
     [[nodiscard]] HCP_DEVICE uint32_t scores(int32_t use) const {
-        return writes(use) + Layout::kScores;
+        return base + Layout::kScores + scores_ring.stage(use) * kPanelBytes;
     }
-    [[nodiscard]] HCP_DEVICE uint32_t state() const { return base + Layout::kStateCopy; }
+    [[nodiscard]] HCP_DEVICE uint32_t writes(int32_t use) const {
+        return base + Layout::kWrites + writes_ring.stage(use) * Layout::kTileBytes;
+    }
+    /// dH', until it is stored: where W of the chunk before was.
+    [[nodiscard]] HCP_DEVICE uint32_t state(int32_t use) const { return writes(use + 1); }
+    /// W of the next chunk may take the place of dH'. From a lane of each of four warps.
+    HCP_DEVICE void release_state(int32_t use) const {
+        writes_ring.arrive_empty_at(use + 1, static_cast<uint32_t>(use + 1) & 1);
+    }
+    HCP_DEVICE void wait_writes_empty(int32_t use) const {
+        device::mbarrier_wait(writes_ring.empty(use), ((use - 1) >> 1) & 1);
+    }
     [[nodiscard]] HCP_DEVICE uint32_t gate(int32_t use, uint32_t array) const {
         return base + Layout::kGates + gates.stage(use) * Layout::kGateStageBytes +
                array * Layout::kArrayBytes;
     }
 };
 
-/// What a block works on.
-struct StateGradientItem {
-    int32_t head, key_head;
-    uint32_t half;  // of V's columns
-    Piece piece;
-    WalkOrder order;
-    WalkRange range;
-    int32_t first_token, end_token;  // of the segment
-    [[nodiscard]] HCP_DEVICE int32_t uses() const { return range.end - range.first; }
-    [[nodiscard]] HCP_DEVICE bool is_kept(int32_t use) const {
-        return range.first + use >= range.main;
+/// One lane of the warp each: at a stage of both blocks.
+template <int Stages>
+HCP_DEVICE void arrive_empty_at_both(const Ring<Stages>& ring, int32_t use) {
+    const uint32_t lane = device::lane_index();
+    if (lane < StateGradientLayout::kCluster) {
+        ring.arrive_empty_at(use, lane);
     }
+}
+
+/// What a cluster works on. Chunks of the walk are counted from 0, in its order.
+struct StateGradientItem {
+    int32_t segment, head, key_head;
+    int32_t first_token, end_token;  // of the segment
+    int32_t first_chunk;             // of the segment, among all
+    int32_t begin;                   // the segment's chunk that the walk begins with
+    int32_t uses, first_kept;        // chunks; the first of which dH' and Z are kept
+    bool from_boundary, to_start;    // begins and ends where the segment does
+
     [[nodiscard]] HCP_DEVICE int32_t index_at(int32_t use) const {
-        return order.chunk_at(range.first + use);
+        return first_chunk + begin - use;
     }
     /// Without a load: those of producers must not wait for each other.
     [[nodiscard]] HCP_DEVICE Chunk chunk_at(int32_t use) const {
-        const int32_t token = first_token + kChunkTokens * (index_at(use) - order.first_chunk);
+        const int32_t token = first_token + kChunkTokens * (begin - use);
         const int32_t left = end_token - token;
         return {token, left < kChunkTokens ? left : kChunkTokens};
     }
 };
+
+/// All threads of the block call. Broadcast, so that the compiler sees that all lanes have it.
+HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t scratch) {
+    const auto cluster =
+        static_cast<int32_t>(device::block_index() / StateGradientLayout::kCluster);
+    const int32_t head = cluster % p.shape.value_heads;
+    const Piece piece = load_piece(p.pieces + cluster / p.shape.value_heads);
+    const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, true};
+    const WalkRange range =
+        p.d_states == nullptr
+            ? find_summary_range(order, p.gates, head, p.summary_floor, scratch)
+            : find_walk_range(order, piece, p.gates, head, p.may_truncate, scratch);
+    const Chunk first = device::load_global(p.chunks + piece.first_chunk);
+    const Chunk last = device::load_global(p.chunks + piece.first_chunk + piece.chunks - 1);
+    const auto same = [](int32_t value) { return device::shuffle(value, 0); };
+    return {.segment = same(piece.segment),
+            .head = same(head),
+            .key_head = same(head / p.shape.group()),
+            .first_token = same(first.token),
+            .end_token = same(last.token + last.tokens),
+            .first_chunk = same(piece.first_chunk),
+            .begin = same(piece.chunks - 1 - range.first),
+            .uses = same(range.end - range.first),
+            .first_kept = same(range.main - range.first),
+            .from_boundary = same(range.from_boundary ? 1 : 0) != 0,
+            .to_start = same(range.end == order.count ? 1 : 0) != 0};
+}
 
 }  // namespace hybridcp::gdn::cuda

@@ -1,90 +1,70 @@
 #pragma once
 
-// The third warpgroup of the backward walk: one warp each for rows, gates, dO, and what leaves.
+// The third warpgroup of the backward walk: a warp for rows, two for gates, one for what leaves.
 
 #include "kernels/gdn/cuda/state_gradient_layout.cuh"
 
 namespace hybridcp::gdn::cuda {
 
-/// A tile of 64 tokens x 64 columns from column `column` of a head.
-HCP_DEVICE void load_panel(uint32_t to,
-                           const device::TensorMap& map,
-                           uint32_t barrier,
-                           int32_t column,
-                           int32_t head,
-                           int32_t token) {
-    device::tensor_load(to, &map, barrier, {column, head, token});
+/// Makes `load(barrier)` fill a tile and completes `full`. Of a tile with rows beyond the chunk,
+/// which only the first of a walk can be, those are cleared first.
+template <class Load>
+HCP_DEVICE void bring_tile(
+    uint32_t tile, uint32_t panels, int32_t rows, uint32_t full, uint32_t landing, Load load) {
+    const bool leads = device::lane_index() == 0;
+    const bool is_short = rows < kChunkTokens;
+    const uint32_t barrier = is_short ? landing : full;
+    if (leads) {
+        device::mbarrier_arrive_expect(barrier, panels * kPanelBytes);
+        load(barrier);
+    }
+    if (is_short) {
+        device::mbarrier_wait(landing, 0);
+        for (uint32_t panel = 0; panel < panels; ++panel) {
+            clear_rows(tile + kPanelBytes * panel, rows);
+        }
+        device::fence_proxy_async();
+        device::sync_warp();
+        if (leads) {
+            device::mbarrier_arrive(full);
+        }
+    }
+    device::sync_warp();
 }
 
-/// K, Q and T of each chunk.
+/// K and Q of each chunk, a panel from each block for both, and dO.
 HCP_DEVICE void bring_rows(const StateGradientParams& p,
                            const StateGradientShared& shared,
                            const StateGradientItem& item) {
-    const bool leads = device::lane_index() == 0;
-    uint32_t landings = 0;
-    for (int32_t use = 0; use < item.uses(); ++use) {
+    constexpr uint16_t kBoth = 3;
+    const int32_t column = 64 * static_cast<int32_t>(shared.rank);
+    const auto load_half = [&](const device::TensorMap& map, uint32_t tile, uint32_t barrier,
+                               int32_t token) {
+        device::tensor_load_multicast(tile + kPanelBytes * shared.rank, &map, barrier,
+                                      {column, item.key_head, token}, kBoth);
+    };
+    for (int32_t use = 0; use < item.uses; ++use) {
         const Chunk chunk = item.chunk_at(use);
-        const bool is_short = chunk.tokens < kChunkTokens;
-        const uint32_t tile = shared.keys(use);
-        if (leads) {
-            shared.rows.wait_empty_sleeping(use);
-            const uint32_t barrier = is_short ? shared.row_landing : shared.rows.full(use);
-            device::mbarrier_arrive_expect(barrier, StateGradientLayout::kRowStageBytes);
-            for (int32_t panel = 0; panel < 4; ++panel) {
-                load_panel(tile + kPanelBytes * static_cast<uint32_t>(panel), panel < 2 ? p.k : p.q,
-                           barrier, 64 * (panel & 1), item.key_head, chunk.token);
-            }
-            shared.inverses.wait_empty_sleeping(use);
-            device::mbarrier_arrive_expect(shared.inverses.full(use), kInverseBytes);
-            const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
-            device::bulk_load(shared.inverse(use), p.inverses + at * kInverseBytes, kInverseBytes,
-                              shared.inverses.full(use));
-        }
-        device::sync_warp();
-        if (is_short) {
-            device::mbarrier_wait(shared.row_landing, landings++ & 1);
-            for (uint32_t panel = 0; panel < 4; ++panel) {
-                clear_rows(tile + kPanelBytes * panel, chunk.tokens);
-            }
-            device::fence_proxy_async();
-            device::sync_warp();
-            if (leads) {
-                shared.rows.arrive_full(use);
-            }
-        }
+        shared.keys_ring.wait_empty_sleeping(use);
+        bring_tile(
+            shared.keys(use), 2, chunk.tokens, shared.keys_ring.full(use), shared.key_landing,
+            [&](uint32_t barrier) { load_half(p.k, shared.keys(use), barrier, chunk.token); });
+        shared.queries_ring.wait_empty_sleeping(use);
+        bring_tile(shared.queries(use), 2, chunk.tokens, shared.queries_ring.full(use),
+                   shared.query_landing, [&](uint32_t barrier) {
+                       load_half(p.q, shared.queries(use), barrier, chunk.token);
+                   });
+        shared.gradients.wait_empty_sleeping(use);
+        bring_tile(shared.gradient(use), 1, chunk.tokens, shared.gradients.full(use),
+                   shared.gradient_landing, [&](uint32_t barrier) {
+                       device::tensor_load(shared.gradient(use), &p.d_o, barrier,
+                                           {column, item.head, chunk.token});
+                   });
     }
 }
 
-HCP_DEVICE void bring_output_gradients(const StateGradientParams& p,
-                                       const StateGradientShared& shared,
-                                       const StateGradientItem& item) {
-    const bool leads = device::lane_index() == 0;
-    uint32_t landings = 0;
-    for (int32_t use = 0; use < item.uses(); ++use) {
-        const Chunk chunk = item.chunk_at(use);
-        const bool is_short = chunk.tokens < kChunkTokens;
-        if (leads) {
-            shared.gradients.wait_empty_sleeping(use);
-            const uint32_t barrier =
-                is_short ? shared.gradient_landing : shared.gradients.full(use);
-            device::mbarrier_arrive_expect(barrier, kPanelBytes);
-            load_panel(shared.gradient(use), p.d_o, barrier, 64 * static_cast<int32_t>(item.half),
-                       item.head, chunk.token);
-        }
-        device::sync_warp();
-        if (is_short) {
-            device::mbarrier_wait(shared.gradient_landing, landings++ & 1);
-            clear_rows(shared.gradient(use), chunk.tokens);
-            device::fence_proxy_async();
-            device::sync_warp();
-            if (leads) {
-                shared.gradients.arrive_full(use);
-            }
-        }
-    }
-}
-
-/// The factors that the products need, for this lane's two tokens.
+/// The factors that the chain and, of this block's chunks, the products need, for this lane's two
+/// tokens.
 HCP_DEVICE void write_factors(const StateGradientShared& shared,
                               int32_t use,
                               const ChunkGates& gates,
@@ -96,13 +76,20 @@ HCP_DEVICE void write_factors(const StateGradientShared& shared,
         device::store_shared(shared.gate(use, array) + 8 * lane, device::Float2{first, second});
     };
     const float a = gates.sum[0], b = gates.sum[1];
-    put(Layout::kSum, a, b);
-    put(Layout::kQueryFactor, q_norm[0], q_norm[1]);
-    put(Layout::kKeyFactor, k_norm[0], k_norm[1]);
     put(Layout::kReadFactor, device::exp2_approximate(gates.all - a) * k_norm[0],
         device::exp2_approximate(gates.all - b) * k_norm[1]);
     const float decay[2] = {device::exp2_approximate(a), device::exp2_approximate(b)};
     put(Layout::kOutputFactor, decay[0] * q_norm[0], decay[1] * q_norm[1]);
+    if (lane == 0) {
+        device::store_shared(shared.gate(use, 0) + Layout::kChunkDecay,
+                             device::exp2_approximate(gates.all));
+    }
+    if (!shared.owns(use)) {
+        return;
+    }
+    put(Layout::kSum, a, b);
+    put(Layout::kQueryFactor, q_norm[0], q_norm[1]);
+    put(Layout::kKeyFactor, k_norm[0], k_norm[1]);
     put(Layout::kWriteFactor, -gates.beta[0] * decay[0] * k_norm[0],
         -gates.beta[1] * decay[1] * k_norm[1]);
     // Decays between blocks of 16 rows, through the first row of the later block.
@@ -116,10 +103,6 @@ HCP_DEVICE void write_factors(const StateGradientShared& shared,
             earlier ? device::exp2_approximate(first - a) * k_norm[0] : 0.0F,
             earlier ? device::exp2_approximate(first - b) * k_norm[1] : 0.0F);
     }
-    if (lane == 0) {
-        device::store_shared(shared.gate(use, 0) + Layout::kChunkDecay,
-                             device::exp2_approximate(gates.all));
-    }
 }
 
 struct RawFactors {
@@ -129,7 +112,7 @@ struct RawFactors {
 HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
                                    const StateGradientItem& item,
                                    int32_t use) {
-    const Chunk chunk = item.chunk_at(use < item.uses() ? use : item.uses() - 1);
+    const Chunk chunk = item.chunk_at(use < item.uses ? use : item.uses - 1);
     RawFactors raw = {load_gates(p.gates, chunk, item.head), {0.0F, 0.0F}, {0.0F, 0.0F}};
     for (int i = 0; i < 2; ++i) {
         const auto row = static_cast<int32_t>(2 * device::lane_index()) + i;
@@ -142,15 +125,16 @@ HCP_DEVICE RawFactors load_factors(const StateGradientParams& p,
     return raw;
 }
 
+/// Of every other chunk. Two warps take turns: the compiler waits for the loads of the next chunk
+/// at the end of a step, and they take longer than a chunk.
 HCP_DEVICE void bring_gates(const StateGradientParams& p,
                             const StateGradientShared& shared,
-                            const StateGradientItem& item) {
-    // Two chunks ahead: a load from memory takes longer than a chunk.
-    RawFactors ahead[2] = {load_factors(p, item, 0), load_factors(p, item, 1)};
-    for (int32_t use = 0; use < item.uses(); ++use) {
-        const RawFactors raw = ahead[0];
-        ahead[0] = ahead[1];
-        ahead[1] = load_factors(p, item, use + 2);
+                            const StateGradientItem& item,
+                            int32_t first) {
+    RawFactors next = load_factors(p, item, first);
+    for (int32_t use = first; use < item.uses; use += 2) {
+        const RawFactors raw = next;
+        next = load_factors(p, item, use + 2);
         const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
         const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
@@ -162,30 +146,42 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
     }
 }
 
-/// One thread: dH' and Z to global memory.
+/// dH' of each kept chunk, and Z of the one before it, to global memory. Lanes 0 to 3 hand their
+/// places back for the four warps of the chain.
 HCP_DEVICE void store_results(const StateGradientParams& p,
                               const StateGradientShared& shared,
                               const StateGradientItem& item) {
-    int32_t kept = 0;
-    for (int32_t use = 0; use < item.uses(); ++use) {
-        const bool is_kept = item.is_kept(use);
+    const uint32_t lane = device::lane_index();
+    for (int32_t use = item.first_kept; item.first_kept < item.uses && use <= item.uses; ++use) {
+        const int32_t kept = use - item.first_kept;
+        shared.results.wait_full_sleeping(kept);
         const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
-        if (is_kept) {
-            shared.state_copy.wait_full_sleeping(kept);
-            device::bulk_store(p.d_states + at * kStateBytes + item.half * 2 * kPanelBytes,
-                               shared.state(), 2 * kPanelBytes);
+        if (lane == 0 && use < item.uses) {
+            device::bulk_store(
+                p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
+                shared.state(use), StateGradientLayout::kTileBytes);
             device::bulk_commit();
-            device::bulk_wait_read<0>();
-            shared.state_copy.arrive_empty(kept++);
         }
-        shared.new_values.wait_full_sleeping(use);
-        if (is_kept) {
-            device::bulk_store(p.d_new_values + at * kRowsBytes + item.half * kPanelBytes,
-                               shared.gradient(use), kPanelBytes);
+        if (lane == 0 && kept > 0) {  // chunks come in reverse
+            device::bulk_store(p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
+                               shared.gradient(use - 1), kPanelBytes);
             device::bulk_commit();
+            device::bulk_wait_read<1>();
+        } else {
             device::bulk_wait_read<0>();
         }
-        shared.gradients.arrive_empty(use);
+        device::sync_warp();
+        if (lane < 4) {
+            shared.release_state(use);
+        }
+        device::bulk_wait_read<0>();
+        device::sync_warp();
+        if (lane == 0) {
+            shared.results.arrive_empty(kept);
+        }
+        if (lane < 4 && kept > 0) {
+            shared.gradients.arrive_empty(use - 1);
+        }
     }
     device::bulk_wait<0>();
 }
