@@ -53,6 +53,14 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
     }
 }
 
+// Segments of three runs and of one, a head at once; head 0 remembers all of its segment.
+TEST(HopperCall, RunsBeginWithCheckpoints) {
+    GdnCase c = bf16_case({0, 1030, 1060}, 2, 2, 31);
+    c.inputs.g.select(1, 0).mul_(1e-3);
+    expect_close(run_all(*emulated(8, 1)[0].make_call(c), c),
+                 run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kBars, kBar);
+}
+
 TEST(HopperCall, SmallerHeadDimsAndSummaries) {
     const GdnCase c = with_dtype(
         generated_case({{0, 0, 90, 100, 164, 230, 300}, 303, 1, 2, 40, 24}, 12), at::kBFloat16);

@@ -127,12 +127,16 @@ class CudaCall final : public GdnCall {
         clear_padding(result.o);
         copy_empty_segments(result.S_end, S_start_);
         norms_ = at::empty({2, problem_.key_heads(), problem_.num_tokens()}, g_.options());
+        checkpoints_ = at::empty({problem_.value_heads(), part_tables_->num_checkpoints,
+                                  std::int64_t{cuda::kCheckpointFloats}},
+                                 g_.options());
         release_intermediates();
         check_launch(cuda::launch_forward(on_stream(), {.o = rows_of(result.o),
                                                         .start = floats_of(S_start_),
                                                         .end = floats_of(result.S_end),
                                                         .q_norms = floats_of(norms_[0]),
-                                                        .k_norms = floats_of(norms_[1])}),
+                                                        .k_norms = floats_of(norms_[1]),
+                                                        .checkpoints = checkpoints_from(0)}),
                      "forward");
         result.o = narrowed_rows(result.o, problem_.value_dim());
         result.S_end = narrowed(result.S_end, problem_.value_dim());
@@ -258,16 +262,26 @@ class CudaCall final : public GdnCall {
         Images images{.states = new_images(part, cuda::kStateBytes),
                       .errors = new_images(part, cuda::kRowsBytes),
                       .inverses = new_images(part, cuda::kInverseBytes)};
-        check_launch(cuda::launch_remake(on_stream(part),
-                                         {.start = states_of(S_start_, part),
-                                          .states = images.states.data_ptr<std::uint8_t>(),
-                                          .errors = images.errors.data_ptr<std::uint8_t>(),
-                                          .inverses = images.inverses.data_ptr<std::uint8_t>()}),
-                     "forward again");
+        cuda::CallView call = on_stream(part);
+        call.pieces = part_tables_->runs();
+        call.num_pieces = part_tables_->num_runs;
+        check_launch(
+            cuda::launch_remake(call, {.start = states_of(S_start_, part),
+                                       .checkpoints = checkpoints_from(part.first_value_head),
+                                       .states = images.states.data_ptr<std::uint8_t>(),
+                                       .errors = images.errors.data_ptr<std::uint8_t>(),
+                                       .inverses = images.inverses.data_ptr<std::uint8_t>()}),
+            "forward again");
         if (is_whole(part)) {
             kept_ = images;
         }
         return images;
+    }
+    [[nodiscard]] cuda::Checkpoints checkpoints_from(std::int64_t head) const {
+        return {.segments = part_tables_->segment_runs(),
+                .data = floats_of(checkpoints_) +
+                        head * part_tables_->num_checkpoints * cuda::kCheckpointFloats,
+                .of_head = part_tables_->num_checkpoints};
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
                                                               const Images& images,
@@ -371,7 +385,8 @@ class CudaCall final : public GdnCall {
     std::shared_ptr<const SegmentTables> tables_, part_tables_;  // of all heads, of a part's
     cuda::CallView call_{};
     at::Tensor S_start_;
-    at::Tensor norms_;  // [2, Hk, T]: r_q, r_k
+    at::Tensor norms_;        // [2, Hk, T]: r_q, r_k
+    at::Tensor checkpoints_;  // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
     Images kept_;
     std::int64_t heads_of_part_ = 0;
 };
