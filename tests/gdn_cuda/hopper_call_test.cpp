@@ -77,6 +77,19 @@ TEST(HopperCall, SmallerHeadDimsAndSummaries) {
         kBar);
 }
 
+// The first segment is walked in two parts; its head does not forget.
+TEST(HopperCall, SummariesOfParts) {
+    GdnCase c = bf16_case({0, 16330, 16350}, 1, 1, 17);
+    c.inputs.g = c.inputs.g.to(at::kFloat) * 1e-4;
+    c.inputs.beta = c.inputs.beta * 0.01;  // or nothing would be left of M
+    const GdnCase wide = with_dtype(c, at::kDouble);
+    const GdnSummary summary = emulated(10)[0].make_call(c)->summary();
+    const GdnSummary expected =
+        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options)->summary();
+    EXPECT_LE(worst_head_error(summary.S, expected.S), kBar);
+    EXPECT_LE(worst_head_error(summary.M, expected.M), kBar);
+}
+
 TEST(HopperCall, NoTokens) {
     for (const std::vector<std::int64_t>& offsets :
          {std::vector<std::int64_t>{0, 0, 0}, std::vector<std::int64_t>{0}}) {

@@ -113,6 +113,29 @@ std::pair<std::int64_t, std::int64_t> steps_and_share(const HostTables& tables,
     return {*std::max_element(ends.begin(), ends.end()), (all + kH200 / 2 - 1) / (kH200 / 2)};
 }
 
+TEST(HostTables, SummariesOfLongSegmentsAreJoined) {
+    const HostTables tables = make_host_tables({0, 100, 100, 40000, 49000}, 8, kH200);
+    ASSERT_EQ(tables.joins.size(), 3U);         // four parts, the others whole
+    std::map<int, std::pair<int, int>> chunks;  // of slots: first and end
+    for (const cuda::Piece& part : tables.summary_parts) {
+        EXPECT_EQ(part.index, 0);
+        EXPECT_EQ(part.pieces, 1);
+        chunks[part.segment] = {part.first_chunk, part.first_chunk + part.chunks};
+    }
+    EXPECT_EQ(chunks.size(), 6U);
+    for (const auto& [segment, slot] : tables.joins) {
+        EXPECT_GE(slot, 4);
+        EXPECT_EQ(chunks.at(slot).second, chunks.at(segment).first);
+        chunks.at(segment).first = chunks.at(slot).first;
+    }
+    EXPECT_EQ(chunks.at(0), (std::pair{0, 2}));
+    EXPECT_EQ(chunks.at(2), (std::pair{2, 626}));
+    EXPECT_EQ(chunks.at(3), (std::pair{626, 767}));
+    EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).joins.size(), 3U);
+    EXPECT_EQ(make_host_tables({0, 32768}, 64, kH200).joins.size(), 1U);
+    EXPECT_TRUE(make_host_tables({0, 16384, 32768, 49152}, 64, kH200).joins.empty());
+}
+
 TEST(HostTables, RunsAreCutEvenly) {
     for (int chunks = 1; chunks < 40; ++chunks) {
         for (int runs = 1; runs <= chunks; ++runs) {

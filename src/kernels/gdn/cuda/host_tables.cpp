@@ -19,6 +19,10 @@ std::int64_t num_pieces(std::int64_t chunks, std::int64_t chunks_of_share) {
 constexpr std::int64_t kLeastChunksOfRun = 8;
 /// What a run takes before its first chunk, in chunks.
 constexpr std::int64_t kChunksToFill = 3;
+/// Heads that forget nothing are walked from end to end for a summary: cut in parts, a long segment
+/// takes less time, but joining two takes that of some fifteen chunks.
+constexpr std::int64_t kLeastChunksOfSummary = 128;
+constexpr std::int64_t kMostSummaryParts = 4;
 /// With so many runs for each cluster those of any length balance.
 constexpr std::int64_t kMostWaves = 8;
 
@@ -161,6 +165,38 @@ void add_runs(HostTables& tables,
     }
 }
 
+/// As many parts as fill the clusters, two for each head of which a quarter forgets nothing.
+void add_summary_parts(HostTables& tables,
+                       std::size_t segments,
+                       std::int64_t value_heads,
+                       std::int64_t clusters) {
+    std::int64_t walks = 0;
+    for (const cuda::Piece& segment : tables.whole_segments) {
+        walks += segment.chunks >= 2 * kLeastChunksOfSummary ? (value_heads + 1) / 2 : 0;
+    }
+    const std::int64_t most =
+        std::clamp<std::int64_t>(clusters / std::max<std::int64_t>(walks, 1), 1, kMostSummaryParts);
+    auto slot = static_cast<std::int32_t>(segments);
+    for (const cuda::Piece& segment : tables.whole_segments) {
+        const auto parts = static_cast<std::int32_t>(
+            std::clamp<std::int64_t>(segment.chunks / kLeastChunksOfSummary, 1, most));
+        const cuda::RunCut cut(segment.chunks, parts);
+        for (std::int32_t part = parts - 1; part >= 0; --part) {
+            cuda::Piece piece = segment;
+            piece.first_chunk += cut.start(part);
+            piece.chunks = cut.start(part + 1) - cut.start(part);
+            if (part < parts - 1) {
+                piece.segment = slot;
+                tables.joins.push_back({.segment = segment.segment, .slot = slot++});
+            }
+            tables.summary_parts.push_back(piece);
+        }
+    }
+    std::stable_sort(
+        tables.summary_parts.begin(), tables.summary_parts.end(),
+        [](const cuda::Piece& a, const cuda::Piece& b) { return a.chunks > b.chunks; });
+}
+
 }  // namespace
 
 HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
@@ -172,7 +208,9 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
         static_cast<std::int64_t>(tables.chunks.size()) * 2 * value_heads, multiprocessors);
     tables.pieces =
         cut(tables.whole_segments, [&](std::int64_t chunks) { return num_pieces(chunks, share); });
-    add_runs(tables, offsets.size() - 1, value_heads, std::max(multiprocessors / 2, 1));
+    const std::int64_t clusters = std::max(multiprocessors / 2, 1);
+    add_runs(tables, offsets.size() - 1, value_heads, clusters);
+    add_summary_parts(tables, offsets.size() - 1, value_heads, clusters);
     return tables;
 }
 
