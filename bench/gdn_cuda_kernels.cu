@@ -6,7 +6,7 @@
 //   --generate-code=arch=compute_90a,code=sm_90a
 //       -o gdn_cuda_kernels bench/gdn_cuda_kernels.cu src/kernels/gdn/cuda/launch.cu
 //       src/kernels/gdn/cuda/host_tables.cpp
-//   ./gdn_cuda_kernels [KEY_HEADS VALUE_HEADS TOKENS ls16|zero25|none [REPEATS [KERNEL]]]
+//   ./gdn_cuda_kernels [KEY_HEADS VALUE_HEADS TOKENS ls16|zero25|none [REPEATS [KERNELS]]]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -190,7 +190,8 @@ int main(int argc, char** argv) {
         x = __float2bfloat16(1 / (1 + std::exp(-__bfloat162float(x))));
     }
     const Memory beta(strengths), chunks(host.chunks), pieces(host.pieces),
-        whole(host.whole_segments);
+        whole(host.whole_segments), segment_runs(host.segment_runs), runs_of_all(host.runs);
+    const Memory kept(size_t(4) * kCheckpointFloats * value_heads * host.num_checkpoints);
     const Memory o(2 * value_elements), end(4 * state), q_norms(4 * size_t(tokens) * key_heads),
         k_norms(q_norms.bytes);
     const Memory states(images * kStateBytes), errors(images * kRowsBytes),
@@ -217,9 +218,15 @@ int main(int argc, char** argv) {
     CallView whole_call = call;
     whole_call.pieces = whole.as<Piece>();
     whole_call.num_pieces = static_cast<int32_t>(host.whole_segments.size());
-    const ForwardView forward = {rows(o, value_heads), nullptr, end.as<float>(),
-                                 q_norms.as<float>(), k_norms.as<float>()};
-    const RemakeView remake = {nullptr, states.as<uint8_t>(), errors.as<uint8_t>(),
+    CallView run_call = call;
+    run_call.pieces = runs_of_all.as<Piece>();
+    run_call.num_pieces = static_cast<int32_t>(host.runs.size());
+    const Checkpoints checkpoints = {segment_runs.as<SegmentRuns>(), kept.as<float>(),
+                                     host.num_checkpoints};
+    const ForwardView forward = {rows(o, value_heads), nullptr,
+                                 end.as<float>(),      q_norms.as<float>(),
+                                 k_norms.as<float>(),  checkpoints};
+    const RemakeView remake = {nullptr, checkpoints, states.as<uint8_t>(), errors.as<uint8_t>(),
                                inverses.as<uint8_t>()};
     StateGradientView walk{};
     walk.d_o = rows(d_o, value_heads);
@@ -238,7 +245,9 @@ int main(int argc, char** argv) {
     const SummaryView summary = {S.as<float>(), M.as<float>(), -25.0F};
     const std::vector<Run> runs = {
         {"forward", [&] { return launch_forward(call, forward); }, {{"o", &o}, {".end", &end}}},
-        {"remake", [&] { return launch_remake(call, remake); }, {{"H", &states}, {"E", &errors}}},
+        {"remake",
+         [&] { return launch_remake(run_call, remake); },
+         {{"H", &states}, {"E", &errors}}},
         {"state_gradient",
          [&] { return launch_state_gradient(call, walk); },
          {{"dH", &d_states}, {"Z", &d_values}, {".d_start", &d_start}}},
@@ -252,7 +261,7 @@ int main(int argc, char** argv) {
     std::printf("(%d, %d) %d tokens %s, %d repeats\n", key_heads, value_heads, tokens,
                 gates.c_str(), repeats);
     for (const Run& run : runs) {
-        if (only.empty() || run.name == only) {
+        if (only.empty() || only.find(run.name) != std::string::npos) {
             measure(run, repeats, flush);
         } else {
             check(run.launch(), run.name.c_str());  // what later kernels read

@@ -20,6 +20,7 @@ constexpr double kBar = 5e-3;
 
 struct Run {
     int pieces = 1;
+    int runs = 1;
     bool may_truncate = false;
     std::uint64_t seed = 1;
     float summary_floor = -std::numeric_limits<float>::infinity();
@@ -29,13 +30,14 @@ struct Run {
 struct Launch {
     ForwardParams params{};
     Tables tables;
+    std::vector<SegmentRuns> segment_runs;
     simt::LaunchOptions options;
 };
 
 template <class Config>
 Launch make_launch(const GdnProblem& problem, const Run& run) {
     Launch launch;
-    launch.tables = make_tables(problem.offsets, run.pieces);
+    launch.tables = make_tables(problem.offsets, Config::kRemake ? run.runs : run.pieces);
     ForwardParams& p = launch.params;
     p.k = tensor_map(problem.inputs.k);
     p.v = tensor_map(problem.inputs.v);
@@ -74,8 +76,29 @@ float* writable(Launch& launch, const Tensor& x) {
     return static_cast<float*>(x.data_ptr());
 }
 
+// A segment's runs are cut as make_tables cuts pieces.
+void use_checkpoints(Launch& launch, const GdnProblem& problem, int runs, const Tensor& data) {
+    launch.segment_runs.assign(static_cast<std::size_t>(problem.segments()), {1, 0});
+    std::int32_t checkpoints = 0;
+    for (const Piece& run : make_tables(problem.offsets, runs).pieces) {
+        if (run.index == 0) {
+            launch.segment_runs[static_cast<std::size_t>(run.segment)] = {run.pieces, checkpoints};
+            checkpoints += run.pieces - 1;
+        }
+    }
+    launch.params.checkpoints = {.segments = launch.segment_runs.data(),
+                                 .data = data.data_ptr<float>(),
+                                 .of_head = checkpoints};
+    launch.options.buffers.push_back(buffer(launch.segment_runs));
+}
+Tensor new_checkpoints(const GdnProblem& problem, int runs) {
+    const auto all = static_cast<std::int64_t>(make_tables(problem.offsets, runs).pieces.size());
+    const auto one_each = static_cast<std::int64_t>(make_tables(problem.offsets, 1).pieces.size());
+    return poisoned({problem.heads(), all - one_each, kCheckpointFloats}, at::kFloat);
+}
+
 struct Forward {
-    Tensor o, S_end, q_norms, k_norms;
+    Tensor o, S_end, q_norms, k_norms, checkpoints;
 };
 
 Forward run_forward(const GdnProblem& problem, const Run& run) {
@@ -87,7 +110,12 @@ Forward run_forward(const GdnProblem& problem, const Run& run) {
         .S_end = poisoned({problem.segments(), heads, 128, 128}, at::kFloat),
         .q_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
         .k_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
+        .checkpoints = new_checkpoints(problem, run.runs),
     };
+    if (run.runs > 1) {
+        use_checkpoints(launch, problem, run.runs, out.checkpoints);
+        launch.options.buffers.push_back(buffer(out.checkpoints));
+    }
     p.q = tensor_map(problem.inputs.q);
     launch.options.buffers.push_back(buffer(problem.inputs.q, false));
     p.o = tensor_map(out.o);
@@ -252,6 +280,11 @@ struct Remade {
 };
 Remade run_remake(const GdnProblem& problem, const Run& run) {
     Launch launch = make_launch<RemakeConfig>(problem, run);
+    const Tensor checkpoints = run.runs > 1 ? run_forward(problem, run).checkpoints : Tensor();
+    if (run.runs > 1) {
+        use_checkpoints(launch, problem, run.runs, checkpoints);
+        launch.options.buffers.push_back(buffer(checkpoints, false));
+    }
     ForwardParams& p = launch.params;
     const std::int64_t heads = problem.heads(), chunks = p.shape.num_chunks;
     Remade out = {.states = poisoned({heads, chunks, 4, 64, 64}, at::kBFloat16),
@@ -321,11 +354,28 @@ TEST(ForwardKernel, RemakesWhatBackwardNeeds) {
     for (const std::uint64_t seed : {1, 2, 3}) {
         expect_remade(problem, {.seed = seed}, "seed " + std::to_string(seed));
     }
+}
+
+TEST(ForwardKernel, RemakesFromCheckpoints) {
     const GdnProblem zero_start = make_problem(
         {.offsets = {0, 500}, .start_states = false, .qk_scale = 3.0, .log_decay = -0.4});
-    expect_remade(zero_start, {.pieces = 3, .may_truncate = true}, "pieces, truncated");
+    expect_remade(zero_start, {.pieces = 3, .runs = 4, .may_truncate = true}, "pieces, truncated");
     const GdnProblem slow = make_problem({.offsets = {0, 400}, .log_decay = -0.002});
-    expect_remade(slow, {.pieces = 2, .may_truncate = true}, "pieces from the start");
+    expect_remade(slow, {.pieces = 2, .runs = 7, .may_truncate = true}, "pieces from the start");
+    // Head 1 does not decay; segments of one run, of two and of three.
+    const GdnProblem packed =
+        make_problem({.offsets = {0, 40, 40, 240, 350}, .group = 3, .log_decay = -0.7});
+    expect_remade(packed, {.runs = 3, .seed = 4}, "packed");
+}
+
+// What a run leaves does not depend on where it began: forward and remake do the same sums.
+TEST(ForwardKernel, RunsAreTheWholeInEveryBit) {
+    const GdnProblem problem =
+        make_problem({.offsets = {0, 330, 460}, .group = 3, .log_decay = -0.7});
+    const Remade whole = run_remake(problem, {.seed = 6});
+    const Remade runs = run_remake(problem, {.runs = 4, .seed = 7});
+    EXPECT_TRUE(at::equal(runs.states, whole.states));
+    EXPECT_TRUE(at::equal(runs.errors, whole.errors));
 }
 
 struct Summary {
@@ -365,6 +415,16 @@ TEST(ForwardKernel, Summaries) {
     EXPECT_EQ(fast.M[2][2].abs().sum().item<float>(), 0);
 }
 
+TEST(ForwardKernel, LeavesCheckpointsAndTheSameOutputs) {
+    const GdnProblem problem =
+        make_problem({.offsets = {0, 290, 420}, .group = 2, .log_decay = -0.7});
+    const Forward without = run_forward(problem, {.pieces = 2, .may_truncate = true});
+    const Forward with = run_forward(problem, {.pieces = 2, .runs = 5, .may_truncate = true});
+    EXPECT_TRUE(at::equal(with.o, without.o));
+    EXPECT_TRUE(at::equal(with.S_end, without.S_end));
+    EXPECT_TRUE(with.checkpoints.isfinite().all().item<bool>());
+}
+
 // The walk of each piece of one segment and head, by a block that does nothing else.
 std::vector<Walk> walks(const GateInputs& gates, const Tables& tables, bool may_truncate) {
     constexpr std::uint32_t kWarps = 16;
@@ -397,8 +457,9 @@ TEST(ForwardWalks, ReachAsFarAsTheGates) {
         int begin, main, end;  // of the second piece
     };
     const Tables tables = make_tables({0, 200 * 64 - 7}, 2);
-    // -18 is passed after 3, 80 and more than all chunks; NaN is never forgotten.
-    for (const Case& expected : {Case{-0.1F, 97, 100, 200}, Case{-18.1F / 5120, 20, 100, 200},
+    // -18 is passed after 3, 80 and more than all chunks; NaN is never forgotten. An even cut moves
+    // by three eighths of what is walked before it.
+    for (const Case& expected : {Case{-0.1F, 98, 101, 200}, Case{-18.1F / 5120, 50, 130, 200},
                                  Case{-17.9F / 6400, 0, 160, 200}, Case{0.0F, 0, 160, 200},
                                  Case{std::numeric_limits<float>::quiet_NaN(), 0, 160, 200}}) {
         const Tensor g = at::full({200 * 64, 1}, expected.g, at::kFloat);

@@ -53,6 +53,14 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
     }
 }
 
+// Segments of three runs and of one, a head at once; head 0 remembers all of its segment.
+TEST(HopperCall, RunsBeginWithCheckpoints) {
+    GdnCase c = bf16_case({0, 1030, 1060}, 2, 2, 31);
+    c.inputs.g.select(1, 0).mul_(1e-3);
+    expect_close(run_all(*emulated(8, 1)[0].make_call(c), c),
+                 run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kBars, kBar);
+}
+
 TEST(HopperCall, SmallerHeadDimsAndSummaries) {
     const GdnCase c = with_dtype(
         generated_case({{0, 0, 90, 100, 164, 230, 300}, 303, 1, 2, 40, 24}, 12), at::kBFloat16);
@@ -67,6 +75,19 @@ TEST(HopperCall, SmallerHeadDimsAndSummaries) {
     EXPECT_LE(
         worst_head_error(call->gradient_summary(c.d_o), reference->gradient_summary(wide.d_o)),
         kBar);
+}
+
+// The first segment is walked in two parts; its head does not forget.
+TEST(HopperCall, SummariesOfParts) {
+    GdnCase c = bf16_case({0, 16330, 16350}, 1, 1, 17);
+    c.inputs.g = c.inputs.g.to(at::kFloat) * 1e-4;
+    c.inputs.beta = c.inputs.beta * 0.01;  // or nothing would be left of M
+    const GdnCase wide = with_dtype(c, at::kDouble);
+    const GdnSummary summary = emulated(10)[0].make_call(c)->summary();
+    const GdnSummary expected =
+        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options)->summary();
+    EXPECT_LE(worst_head_error(summary.S, expected.S), kBar);
+    EXPECT_LE(worst_head_error(summary.M, expected.M), kBar);
 }
 
 TEST(HopperCall, NoTokens) {

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 
 #include "kernels/gdn/cuda/host_tables.h"
 
@@ -51,6 +54,133 @@ TEST(HostTables, PiecesFillTheMultiprocessorsOnce) {
                                        }));
         }
     }
+}
+
+// Runs of each segment, in order of their index.
+std::map<int, std::vector<cuda::Piece>> runs_by_segment(const HostTables& tables) {
+    std::map<int, std::vector<cuda::Piece>> result;
+    for (const cuda::Piece& run : tables.runs) {
+        result[run.segment].push_back(run);
+    }
+    for (auto& [segment, runs] : result) {
+        std::sort(runs.begin(), runs.end(),
+                  [](const cuda::Piece& a, const cuda::Piece& b) { return a.index < b.index; });
+    }
+    return result;
+}
+
+TEST(HostTables, EachRunButTheFirstHasACheckpoint) {
+    for (const std::int64_t heads : {1, 6, 32, 64}) {
+        const std::vector<std::int64_t> offsets = {0, 10, 40000, 40000, 40900, 60000};
+        const HostTables tables = make_host_tables(offsets, heads, kH200);
+        ASSERT_EQ(tables.segment_runs.size(), 5U);
+        const auto runs = runs_by_segment(tables);
+        EXPECT_EQ(runs.size(), 4U);
+        std::set<std::int32_t> checkpoints;
+        for (const auto& [segment, of_segment] : runs) {
+            const auto [count, first] = tables.segment_runs[static_cast<std::size_t>(segment)];
+            ASSERT_EQ(of_segment.size(), static_cast<std::size_t>(count));
+            for (std::int32_t index = 0; index < count; ++index) {
+                const cuda::Piece& run = of_segment[static_cast<std::size_t>(index)];
+                EXPECT_EQ(run.index, index);
+                EXPECT_EQ(run.pieces, count);
+                EXPECT_GE(run.chunks / count, count == 1 ? 1 : 4);
+                if (index > 0) {
+                    EXPECT_TRUE(checkpoints.insert(first + index - 1).second);
+                }
+            }
+        }
+        EXPECT_EQ(checkpoints.size(), static_cast<std::size_t>(tables.num_checkpoints));
+        EXPECT_TRUE(checkpoints.empty() || (*checkpoints.begin() == 0 &&
+                                            *checkpoints.rbegin() == tables.num_checkpoints - 1));
+    }
+}
+
+// Chunks until the last cluster has done its runs, each with three chunks before it begins, and
+// those of an even share without any.
+std::pair<std::int64_t, std::int64_t> steps_and_share(const HostTables& tables,
+                                                      std::int64_t heads) {
+    std::vector<std::int64_t> ends(kH200 / 2, 0);
+    std::int64_t all = 0;
+    for (const cuda::Piece& run : tables.runs) {
+        const cuda::RunCut cut(run.chunks, run.pieces);
+        const std::int64_t chunks = cut.start(run.index + 1) - cut.start(run.index);
+        for (std::int64_t head = 0; head < heads; ++head) {
+            *std::min_element(ends.begin(), ends.end()) += chunks + 3;
+            all += chunks;
+        }
+    }
+    return {*std::max_element(ends.begin(), ends.end()), (all + kH200 / 2 - 1) / (kH200 / 2)};
+}
+
+TEST(HostTables, SummariesOfLongSegmentsAreJoined) {
+    const HostTables tables = make_host_tables({0, 100, 100, 40000, 49000}, 8, kH200);
+    ASSERT_EQ(tables.joins.size(), 3U);         // four parts, the others whole
+    std::map<int, std::pair<int, int>> chunks;  // of slots: first and end
+    for (const cuda::Piece& part : tables.summary_parts) {
+        EXPECT_EQ(part.index, 0);
+        EXPECT_EQ(part.pieces, 1);
+        chunks[part.segment] = {part.first_chunk, part.first_chunk + part.chunks};
+    }
+    EXPECT_EQ(chunks.size(), 6U);
+    for (const auto& [segment, slot] : tables.joins) {
+        EXPECT_GE(slot, 4);
+        EXPECT_EQ(chunks.at(slot).second, chunks.at(segment).first);
+        chunks.at(segment).first = chunks.at(slot).first;
+    }
+    EXPECT_EQ(chunks.at(0), (std::pair{0, 2}));
+    EXPECT_EQ(chunks.at(2), (std::pair{2, 626}));
+    EXPECT_EQ(chunks.at(3), (std::pair{626, 767}));
+    EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).joins.size(), 3U);
+    EXPECT_EQ(make_host_tables({0, 32768}, 64, kH200).joins.size(), 1U);
+    EXPECT_TRUE(make_host_tables({0, 16384, 32768, 49152}, 64, kH200).joins.empty());
+}
+
+TEST(HostTables, RunsAreCutEvenly) {
+    for (int chunks = 1; chunks < 40; ++chunks) {
+        for (int runs = 1; runs <= chunks; ++runs) {
+            const cuda::RunCut cut(chunks, runs);
+            EXPECT_EQ(cut.start(0), 0);
+            EXPECT_EQ(cut.start(runs), chunks);
+            for (int chunk = 0, run = 0; chunk <= chunks; ++chunk) {
+                EXPECT_EQ(cut.run_from(chunk), run);
+                if (chunk == cut.start(run)) {
+                    ++run;
+                    EXPECT_LE(cut.start(run) - chunk, (chunks + runs - 1) / runs);
+                }
+            }
+        }
+    }
+}
+
+TEST(HostTables, RunsAreBalancedAndCheckpointsFew) {
+    for (const std::int64_t heads : {6, 8, 16, 20, 32, 33, 48, 64}) {
+        for (const std::int64_t tokens : {8192, 32768, 131072}) {
+            for (const bool packed : {false, true}) {
+                SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(tokens));
+                const HostTables tables =
+                    packed
+                        ? make_host_tables({0, 700, tokens / 3, tokens / 2, tokens}, heads, kH200)
+                        : make_host_tables({0, tokens}, heads, kH200);
+                const auto [steps, share] = steps_and_share(tables, heads);
+                EXPECT_LE(static_cast<double>(steps), 1.15 * static_cast<double>(share) + 6);
+                const std::int64_t bytes = tables.num_checkpoints * 4 * cuda::kCheckpointFloats;
+                EXPECT_LE(bytes, 128 * tokens);
+            }
+        }
+    }
+    EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).num_checkpoints, 1);
+    EXPECT_EQ(make_host_tables({0, 32768}, 8, kH200).num_checkpoints, 7);
+    EXPECT_EQ(make_host_tables({0, 8192}, 32, kH200).num_checkpoints, 1);
+    // Many segments, and none.
+    std::vector<std::int64_t> offsets = {0, 65536};
+    for (int i = 0; i < 1000; ++i) {
+        offsets.push_back(offsets.back() + 200);
+    }
+    const HostTables many = make_host_tables(offsets, 32, kH200);
+    const auto [steps, share] = steps_and_share(many, 32);
+    EXPECT_LE(steps, 2 * share);  // what precedes the many short ones
+    EXPECT_TRUE(make_host_tables({0, 0}, 32, kH200).runs.empty());
 }
 
 }  // namespace

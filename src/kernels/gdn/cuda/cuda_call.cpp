@@ -1,6 +1,7 @@
 // The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
 // the kernels (docs/gdn-cuda.md).
 
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
@@ -105,17 +106,25 @@ class CudaCall final : public GdnCall {
     [[nodiscard]] const std::vector<bool>* independent() const override { return nullptr; }
 
     [[nodiscard]] GdnSummary summary() override {
-        GdnSummary result{.S = new_states(), .M = new_states()};
+        const std::int64_t segments = problem_.num_segments();
+        const auto slots = segments + static_cast<std::int64_t>(tables_->joins.size());
+        const at::Tensor S = new_states(slots), M = new_states(slots);
         for (const std::int64_t segment : tables_->empty_segments) {
-            result.S[segment].zero_();
-            result.M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
+            S[segment].zero_();
+            M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
         }
-        check_launch(cuda::launch_summary(whole_segments(on_stream()), {.S = floats_of(result.S),
-                                                                        .M = floats_of(result.M),
-                                                                        .floor = summary_floor()}),
+        cuda::CallView call = on_stream();
+        call.pieces = tables_->summary_parts();
+        call.num_pieces = tables_->num_summary_parts;
+        check_launch(cuda::launch_summary(
+                         call, {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
                      "summary");
-        return {.S = narrowed(result.S, problem_.value_dim()),
-                .M = narrowed(result.M, problem_.key_dim())};
+        for (const auto& [segment, slot] : tables_->joins) {
+            S[segment].baddbmm_(M[segment], S[slot]);
+            M[segment].copy_(at::bmm(M[segment], M[slot]));
+        }
+        return {.S = narrowed(S.narrow(0, 0, segments), problem_.value_dim()),
+                .M = narrowed(M.narrow(0, 0, segments), problem_.key_dim())};
     }
 
     [[nodiscard]] GdnOutput forward(const at::Tensor& S_start) override {
@@ -127,12 +136,16 @@ class CudaCall final : public GdnCall {
         clear_padding(result.o);
         copy_empty_segments(result.S_end, S_start_);
         norms_ = at::empty({2, problem_.key_heads(), problem_.num_tokens()}, g_.options());
+        checkpoints_ = at::empty({problem_.value_heads(), part_tables_->num_checkpoints,
+                                  std::int64_t{cuda::kCheckpointFloats}},
+                                 g_.options());
         release_intermediates();
         check_launch(cuda::launch_forward(on_stream(), {.o = rows_of(result.o),
                                                         .start = floats_of(S_start_),
                                                         .end = floats_of(result.S_end),
                                                         .q_norms = floats_of(norms_[0]),
-                                                        .k_norms = floats_of(norms_[1])}),
+                                                        .k_norms = floats_of(norms_[1]),
+                                                        .checkpoints = checkpoints_from(0)}),
                      "forward");
         result.o = narrowed_rows(result.o, problem_.value_dim());
         result.S_end = narrowed(result.S_end, problem_.value_dim());
@@ -219,13 +232,11 @@ class CudaCall final : public GdnCall {
         return call;
     }
     /// One piece a segment.
-    [[nodiscard]] cuda::CallView whole_segments(cuda::CallView call) const {
+    [[nodiscard]] cuda::CallView whole_segments(const Part& part) const {
+        cuda::CallView call = on_stream(part);
         call.pieces = tables_->whole_segments();
         call.num_pieces = tables_->num_whole_segments;
         return call;
-    }
-    [[nodiscard]] cuda::CallView whole_segments(const Part& part) const {
-        return whole_segments(on_stream(part));
     }
     [[nodiscard]] static RowsView from_head(const at::Tensor& x, std::int64_t head) {
         return rows_of(x.narrow(1, head, x.size(1) - head));
@@ -258,16 +269,26 @@ class CudaCall final : public GdnCall {
         Images images{.states = new_images(part, cuda::kStateBytes),
                       .errors = new_images(part, cuda::kRowsBytes),
                       .inverses = new_images(part, cuda::kInverseBytes)};
-        check_launch(cuda::launch_remake(on_stream(part),
-                                         {.start = states_of(S_start_, part),
-                                          .states = images.states.data_ptr<std::uint8_t>(),
-                                          .errors = images.errors.data_ptr<std::uint8_t>(),
-                                          .inverses = images.inverses.data_ptr<std::uint8_t>()}),
-                     "forward again");
+        cuda::CallView call = on_stream(part);
+        call.pieces = part_tables_->runs();
+        call.num_pieces = part_tables_->num_runs;
+        check_launch(
+            cuda::launch_remake(call, {.start = states_of(S_start_, part),
+                                       .checkpoints = checkpoints_from(part.first_value_head),
+                                       .states = images.states.data_ptr<std::uint8_t>(),
+                                       .errors = images.errors.data_ptr<std::uint8_t>(),
+                                       .inverses = images.inverses.data_ptr<std::uint8_t>()}),
+            "forward again");
         if (is_whole(part)) {
             kept_ = images;
         }
         return images;
+    }
+    [[nodiscard]] cuda::Checkpoints checkpoints_from(std::int64_t head) const {
+        return {.segments = part_tables_->segment_runs(),
+                .data = floats_of(checkpoints_) +
+                        head * part_tables_->num_checkpoints * cuda::kCheckpointFloats,
+                .of_head = part_tables_->num_checkpoints};
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
                                                               const Images& images,
@@ -338,10 +359,10 @@ class CudaCall final : public GdnCall {
                 problem_.value_dim()};
     }
     /// As the kernels have them, whatever the head dims.
-    [[nodiscard]] at::Tensor new_states() const {
-        return at::empty(
-            {problem_.num_segments(), problem_.value_heads(), cuda::kHeadDim, cuda::kHeadDim},
-            g_.options());
+    [[nodiscard]] at::Tensor new_states() const { return new_states(problem_.num_segments()); }
+    [[nodiscard]] at::Tensor new_states(std::int64_t segments) const {
+        return at::empty({segments, problem_.value_heads(), cuda::kHeadDim, cuda::kHeadDim},
+                         g_.options());
     }
     [[nodiscard]] at::Tensor narrowed(const at::Tensor& states, std::int64_t columns) const {
         return states.narrow(2, 0, problem_.key_dim()).narrow(3, 0, columns).contiguous();
@@ -371,7 +392,8 @@ class CudaCall final : public GdnCall {
     std::shared_ptr<const SegmentTables> tables_, part_tables_;  // of all heads, of a part's
     cuda::CallView call_{};
     at::Tensor S_start_;
-    at::Tensor norms_;  // [2, Hk, T]: r_q, r_k
+    at::Tensor norms_;        // [2, Hk, T]: r_q, r_k
+    at::Tensor checkpoints_;  // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
     Images kept_;
     std::int64_t heads_of_part_ = 0;
 };

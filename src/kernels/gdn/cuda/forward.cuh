@@ -22,7 +22,8 @@ HCP_DEVICE void init_forward_barriers(const ForwardShared<Config>& shared) {
             device::mbarrier_init(shared.barrier(first + i), arrivals);
         }
     };
-    constexpr uint32_t kStateWarps = 4, kAuxiliaryWarps = 4 * Config::kAuxiliaryWarpgroups;
+    constexpr uint32_t kStateWarps = 4;
+    constexpr uint32_t kAuxiliaryWarps = Config::kOutput ? 8 : 4;  // that work on a chunk
     init(Config::kKeyFull, Config::kKeys, 1);
     init(Config::kKeyEmpty, Config::kKeys, 2 * kStateWarps + kAuxiliaryWarps);
     init(Config::kQueryFull, Config::kQueries, 1);
@@ -56,7 +57,8 @@ HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
             zero(shared.update(stage) + Config::kOutputUpdate, kPanelBytes);
         }
     }
-    zero(shared.inverse(), InverseTiles::kBytes);
+    static_assert(InverseTiles::kBytes == Config::kInverseBytes);
+    zero(shared.inverse(0), Config::kKeyWarpgroups * Config::kInverseBytes);
     device::fence_proxy_async();
 }
 
@@ -77,6 +79,8 @@ HCP_DEVICE Walk forward_walk(const ForwardParams& p,
             walk.begin = walk.main;  // M is zero
         }
         return walk;
+    } else if constexpr (Config::kRemake) {
+        return walk_run(piece, segment);
     } else {
         return walk_piece(piece, segment, order, p.gates, p.may_truncate, shared.gates(0));
     }
@@ -88,21 +92,21 @@ HCP_DEVICE void forward_role(const ForwardParams& p,
                              const ForwardShared<Config>& shared,
                              bool identity) {
     const uint32_t warpgroup = device::shuffle(device::warp_index() / 4, 0);
+    // Broadcast, or the compiler makes the base again in each step.
+    const ForwardShared<Config> kept = {device::shuffle(shared.base, 0), shared.rank};
     if (warpgroup == 0) {
         device::increase_registers<Config::kStateRegisters>();
-        StateWarpgroup<Config>(p, walk, shared, identity).run();
+        StateWarpgroup<Config>(p, walk, kept, identity).run();
     } else if (warpgroup == 1 + Config::kAuxiliaryWarpgroups) {
         device::decrease_registers<Config::kProducerRegisters>();
-        ForwardProducer<Config>{p, walk, shared, identity}.run();
-    } else {
-        if constexpr (!Config::kOutput) {  // kOutput begins with just as many
+        ForwardProducer<Config>{p, walk, kept, identity}.run();
+    } else if (!Config::kOutput || warpgroup == 1) {
+        if constexpr (Config::kAuxiliaryRegisters > Config::kLaunchRegisters) {
             device::increase_registers<Config::kAuxiliaryRegisters>();
         }
-        if (!Config::kOutput || warpgroup == 1) {
-            KeyWarpgroup<Config>(p, walk, shared).run();
-        } else if constexpr (Config::kOutput) {
-            QueryWarpgroup<Config>(p, walk, shared).run();
-        }
+        KeyWarpgroup<Config>(p, walk, shared, warpgroup - 1).run();
+    } else if constexpr (Config::kOutput) {
+        QueryWarpgroup<Config>(p, walk, kept).run();
     }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// The first auxiliary warpgroup of the forward kernel: K K^T, the inverse and X of every other
-// chunk (the other block makes the rest), which it writes into its stage of updates and sends to
-// the other block.
+// The auxiliary warpgroups of the forward kernel for what depends on K: K K^T, the inverse and X of
+// every other chunk (the other block makes the rest), which they write into the block's stage of
+// updates and send to the other block.
 
 #include "kernels/gdn/cuda/forward_tokens.cuh"
 #include "kernels/gdn/cuda/inverse.cuh"
@@ -14,6 +14,7 @@ struct KeyWarpgroup {
     const ForwardParams& p;
     const Walk& walk;
     const ForwardShared<Config>& shared;
+    uint32_t index;  // of the block's key warpgroups
     TokenLane at;
     InverseTiles tiles;
     float* norms;       // where this block leaves r_k, by tokens; null where it need not
@@ -24,15 +25,17 @@ struct KeyWarpgroup {
 
     HCP_DEVICE KeyWarpgroup(const ForwardParams& params,
                             const Walk& its_walk,
-                            const ForwardShared<Config>& its_shared)
+                            const ForwardShared<Config>& its_shared,
+                            uint32_t its_index)
         : p(params),
           walk(its_walk),
           shared(its_shared),
-          tiles{its_shared.inverse()},
+          index(Config::kKeyWarpgroups > 1 ? its_index : 0),
+          tiles{its_shared.inverse(index)},
           norms(norms_of(params.k_norms, its_walk, params.shape)),
           inverse_lent(false) {}
 
-    HCP_DEVICE void sync() { device::barrier_sync(kKeyBarrier, 128); }
+    HCP_DEVICE void sync() { device::barrier_sync(kKeyBarrier + index, 128); }
 
     HCP_DEVICE void load_rows(uint32_t gates) {
 #pragma unroll
@@ -60,7 +63,7 @@ struct KeyWarpgroup {
         if (at.diagonal) {
 #pragma unroll
             for (uint32_t half = 0; half < 2; ++half) {
-                const uint32_t to = shared.norms() + 4 * (at.first_row + 8 * half);
+                const uint32_t to = shared.norms(index) + 4 * (at.first_row + 8 * half);
                 device::store_shared(to, held[half]);
                 device::store_shared(to + 256, held[half] * rest[half]);
             }
@@ -92,7 +95,7 @@ struct KeyWarpgroup {
         for (uint32_t t = 0; t < 6; ++t) {
             if (t / 2 < at.warp) {
                 const auto norm =
-                    device::load_shared<device::Float2>(shared.norms() + 32 * t + 8 * at.pair);
+                    device::load_shared<device::Float2>(shared.norms(index) + 32 * t + 8 * at.pair);
                 const device::Float2 c = {norm.x * decays.column[t].x, norm.y * decays.column[t].y};
                 const float* x = kk + 4 * t;
                 const uint32_t to = tiles.lower_at(at.first_row, 8 * t + 2 * at.pair);
@@ -148,9 +151,10 @@ struct KeyWarpgroup {
     }
     HCP_DEVICE void hand_over(int i) {
         if (at.lane == 0) {
-            device::mbarrier_arrive(shared.barrier(Config::kUpdateFull + i % Config::kUpdates));
-            device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
-            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
+            device::mbarrier_arrive(
+                shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
+            device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
+            arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
         }
         sync();
         if (device::thread_index() % 128 == 0) {
@@ -193,14 +197,14 @@ struct KeyWarpgroup {
         sync();  // the norms
         write_lower(decays);
         sync();
-        finish_column(tiles, at.warp, shared.norms() + 256, a);
+        finish_column(tiles, at.warp, shared.norms(index) + 256, a);
         if (is_read) {
             device::barrier_arrive(kInverseReady, 256);
         }
     }
 
     HCP_DEVICE void step(int i) {
-        const bool main = i >= walk.catch_up();
+        const bool main = Config::kRemake || i >= walk.catch_up();
         uint32_t a[4][4];
         make_inverse(a, i, Config::kOutput && main);
         float x[64];
@@ -230,7 +234,8 @@ struct KeyWarpgroup {
     }
 
     HCP_DEVICE void run() {
-        for (int i = static_cast<int>(shared.rank); i < walk.count(); i += 2) {
+        constexpr int kTurns = 2 * Config::kKeyWarpgroups;
+        for (int i = static_cast<int>(shared.rank + 2 * index); i < walk.count(); i += kTurns) {
             step(i);
         }
         if (inverse_lent) {

@@ -24,6 +24,9 @@ struct ForwardParams {
     float* q_norms;  // [key heads, tokens]: rsqrt(|x|^2 + 1e-6); null: not wanted
     float* k_norms;
 
+    // kOutput leaves checkpoints, if not null; kRemake walks runs as pieces and begins with them.
+    Checkpoints checkpoints;
+
     // kRemake, in the layouts of problem.cuh; end_states is not written
     uint16_t* states;    // before each chunk
     uint16_t* errors;    // E
@@ -40,24 +43,30 @@ enum class ForwardMode {
     kSummary,  // end states from zeros (S), and from the identity with v = 0 (M)
 };
 
-/// One block has a half of V's columns: a state warpgroup (64 columns), one or two auxiliary
-/// warpgroups and a producer.
+/// One block has a half of V's columns: a state warpgroup (64 columns), auxiliary warpgroups for
+/// what depends on K alone - one, or two in turn - and with outputs one for Q, and a producer.
 template <ForwardMode Mode>
 struct ForwardConfig {
     static constexpr bool kOutput = Mode == ForwardMode::kOutput;
     static constexpr bool kRemake = Mode == ForwardMode::kRemake;
     static constexpr bool kSummary = Mode == ForwardMode::kSummary;
     static constexpr int kCluster = 2;
-    static constexpr int kAuxiliaryWarpgroups = kOutput ? 2 : 1;
+    static constexpr int kKeyWarpgroups = kSummary ? 2 : 1;
+    static constexpr int kAuxiliaryWarpgroups = kKeyWarpgroups + (kOutput ? 1 : 0);
     static constexpr int kThreads = 128 * (2 + kAuxiliaryWarpgroups);
-    static constexpr int kStateRegisters = kOutput ? 216 : 240;
-    static constexpr int kAuxiliaryRegisters = kOutput ? 128 : 208;
+    static constexpr int kStateRegisters = kRemake ? 240 : 216;
+    static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+    static constexpr int kAuxiliaryRegisters = kRemake ? 208 : kLaunchRegisters;
     static constexpr int kProducerRegisters = 40;
+    // A block has what it was launched with: an increase beyond that waits for ever.
+    static_assert(kStateRegisters + kAuxiliaryWarpgroups * kAuxiliaryRegisters +
+                      kProducerRegisters <=
+                  kLaunchRegisters * (2 + kAuxiliaryWarpgroups));
 
     // Stages. Even numbers: the blocks of a cluster take turns with chunks.
     static constexpr int kKeys = kOutput ? 4 : 6;
     static constexpr int kQueries = kOutput ? 4 : 0;
-    static constexpr int kValues = kOutput ? 2 : 4;
+    static constexpr int kValues = kRemake ? 4 : 2;
     static constexpr int kUpdates = 2;
     static constexpr int kUpdatesFree = 4;  // barriers that say a stage of updates is free again
     static constexpr int kGates = kOutput ? 4 : 6;
@@ -80,8 +89,10 @@ struct ForwardConfig {
     static constexpr uint32_t kStagedAt = kValuesAt + kValues * kPanelBytes;
     static constexpr uint32_t kUpdatesAt = kStagedAt + kStaged * kStagedBytes;
     static constexpr uint32_t kInverseAt = kUpdatesAt + (kUpdates - 1) * kUpdateStride + kUpdateEnd;
-    static constexpr uint32_t kNormsAt = kInverseAt + 9216 + 5376;
-    static constexpr uint32_t kGatesAt = kNormsAt + 2 * 256;
+    static constexpr uint32_t kInverseBytes = 9216 + 5376;  // of a key warpgroup
+    static constexpr uint32_t kNormsAt = kInverseAt + kKeyWarpgroups * kInverseBytes;
+    static constexpr uint32_t kNormsBytes = 2 * 256;  // the same
+    static constexpr uint32_t kGatesAt = kNormsAt + kKeyWarpgroups * kNormsBytes;
     static constexpr uint32_t kGateBytes = 2064;
     static constexpr uint32_t kBarriersAt = kGatesAt + kGates * kGateBytes;
 
@@ -125,53 +136,71 @@ struct ForwardShared {
     uint32_t base;
     uint32_t rank;
 
+    /// Counts are never negative, which the compiler does not see.
+    template <int Stages>
+    HCP_DEVICE static uint32_t stage(int i) {
+        return static_cast<uint32_t>(i) % Stages;
+    }
+    template <int Stages>
+    HCP_DEVICE static uint32_t parity(int i) {
+        return static_cast<uint32_t>(i) / Stages & 1;
+    }
     HCP_DEVICE uint32_t keys(int i) const {
-        return base + Config::kKeysAt + i % Config::kKeys * Config::kTileBytes;
+        return base + Config::kKeysAt + stage<Config::kKeys>(i) * Config::kTileBytes;
     }
     HCP_DEVICE uint32_t queries(int i) const {
-        return base + Config::kQueriesAt + i % Config::kQueries * Config::kTileBytes;
+        return base + Config::kQueriesAt + stage<Config::kQueries>(i) * Config::kTileBytes;
     }
     HCP_DEVICE uint32_t values(int i) const {
-        return base + Config::kValuesAt + i % Config::kValues * kPanelBytes;
+        return base + Config::kValuesAt + stage<Config::kValues>(i) * kPanelBytes;
     }
     HCP_DEVICE uint32_t staged(int m) const {
-        return base + Config::kStagedAt + m % Config::kStaged * Config::kStagedBytes;
+        return base + Config::kStagedAt + stage<Config::kStaged>(m) * Config::kStagedBytes;
     }
     HCP_DEVICE uint32_t update(int i) const {
-        return base + Config::kUpdatesAt + i % Config::kUpdates * Config::kUpdateStride;
+        return base + Config::kUpdatesAt + stage<Config::kUpdates>(i) * Config::kUpdateStride;
     }
     HCP_DEVICE uint32_t gates(int i) const {
-        return base + Config::kGatesAt + i % Config::kGates * Config::kGateBytes;
+        return base + Config::kGatesAt + stage<Config::kGates>(i) * Config::kGateBytes;
     }
-    HCP_DEVICE uint32_t inverse() const { return base + Config::kInverseAt; }
-    /// r_k and e^{B - b} r_k of this block's latest own chunk, 64 floats each.
-    HCP_DEVICE uint32_t norms() const { return base + Config::kNormsAt; }
+    HCP_DEVICE uint32_t inverse(uint32_t key_warpgroup) const {
+        return base + Config::kInverseAt + key_warpgroup * Config::kInverseBytes;
+    }
+    /// r_k and e^{B - b} r_k of the key warpgroup's latest chunk, 64 floats each.
+    HCP_DEVICE uint32_t norms(uint32_t key_warpgroup) const {
+        return base + Config::kNormsAt + key_warpgroup * Config::kNormsBytes;
+    }
     HCP_DEVICE uint32_t barrier(int index) const { return base + Config::kBarriersAt + 8 * index; }
+    /// That of a ring's stage for its i-th filling.
+    template <int First, int Stages>
+    HCP_DEVICE uint32_t barrier(int i) const {
+        return base + Config::kBarriersAt + 8 * (First + stage<Stages>(i));
+    }
 
     /// Waits for the i-th filling of a ring's stage.
     template <int First, int Stages>
     HCP_DEVICE void wait_full(int i) const {
-        device::mbarrier_wait(barrier(First + i % Stages), i / Stages & 1);
+        device::mbarrier_wait(barrier<First, Stages>(i), parity<Stages>(i));
     }
     /// Waits until the i-th filling may begin; for producers.
     template <int First, int Stages>
     HCP_DEVICE void wait_empty(int i) const {
         constexpr uint32_t kSleepNs = 20;
-        device::mbarrier_wait_sleeping(barrier(First + i % Stages), (i / Stages & 1) ^ 1, kSleepNs);
+        device::mbarrier_wait_sleeping(barrier<First, Stages>(i), parity<Stages>(i) ^ 1, kSleepNs);
     }
     /// The same for Q, whose m-th filling is of chunk i: where i is the same for all threads, so
     /// are the addresses of products.
     HCP_DEVICE void wait_queries_full(int i, int m) const {
-        device::mbarrier_wait(barrier(Config::kQueryFull + i % Config::kQueries),
-                              m / Config::kQueries & 1);
+        device::mbarrier_wait(barrier<Config::kQueryFull, Config::kQueries>(i),
+                              parity<Config::kQueries>(m));
     }
     HCP_DEVICE void wait_queries_empty(int i, int m) const {
         constexpr uint32_t kSleepNs = 20;
-        device::mbarrier_wait_sleeping(barrier(Config::kQueryEmpty + i % Config::kQueries),
-                                       (m / Config::kQueries & 1) ^ 1, kSleepNs);
+        device::mbarrier_wait_sleeping(barrier<Config::kQueryEmpty, Config::kQueries>(i),
+                                       parity<Config::kQueries>(m) ^ 1, kSleepNs);
     }
     /// Whether this block makes X and Y of the chunk.
-    HCP_DEVICE bool owns(int i) const { return (i & 1) == static_cast<int>(rank); }
+    HCP_DEVICE bool owns(int i) const { return stage<2>(i) == rank; }
 };
 
 /// One lane's arrival at the same barrier of both blocks.

@@ -27,7 +27,7 @@ struct QueryWarpgroup {
         : p(params),
           walk(its_walk),
           shared(its_shared),
-          tiles{its_shared.inverse()},
+          tiles{its_shared.inverse(0)},
           norms(norms_of(params.q_norms, its_walk, params.shape)) {}
 
     /// r_q of the lane's two rows. Lanes 2 i and 2 i + 1 sum half a row each, with few
@@ -63,7 +63,7 @@ struct QueryWarpgroup {
 
     /// P = s (r_q Q)(r_k K)^T o Gam
     HCP_DEVICE void make_probabilities(const TokenDecays& decays, const float (&r)[2]) {
-        const uint32_t factors = shared.norms() + 8 * at.pair;
+        const uint32_t factors = shared.norms(0) + 8 * at.pair;
         const float row[2] = {p.shape.scale * r[0], p.shape.scale * r[1]};
         const float decayed[2] = {row[0] * decays.row[0], row[1] * decays.row[1]};
 #pragma unroll
@@ -164,13 +164,14 @@ struct QueryWarpgroup {
     }
     HCP_DEVICE void release(int i) {
         if (at.lane == 0) {
-            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
-            device::mbarrier_arrive(shared.barrier(Config::kGateEmpty + i % Config::kGates));
+            arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
+            device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
         }
     }
     HCP_DEVICE void arrive_full(int i) {
         if (at.lane == 0) {
-            device::mbarrier_arrive(shared.barrier(Config::kUpdateFull + i % Config::kUpdates));
+            device::mbarrier_arrive(
+                shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
         }
     }
 
@@ -191,7 +192,7 @@ struct QueryWarpgroup {
         make_probabilities(decays, r);
         release(i);
         if (at.lane == 0) {
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
+            arrive_at_both(shared.template barrier<Config::kQueryEmpty, Config::kQueries>(i));
         }
         device::barrier_sync(kInverseReady, 256);
         float y[8][4];

@@ -1,7 +1,8 @@
 #pragma once
 
-// The producer warpgroup of the forward kernel: warp 0 loads K and Q, warp 1 scans the gates, warp
-// 2 loads V, warp 3 stores what the state warpgroup stages.
+// The producer warpgroup of the forward kernel. With outputs warp 0 loads K and Q, warp 1 scans the
+// gates, warp 2 loads V; without, warp 0 loads K and V, warps 1 and 2 scan the gates of every other
+// chunk. Warp 3 stores what the state warpgroup stages.
 
 #include "kernels/gdn/cuda/forward_layout.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
@@ -61,73 +62,87 @@ struct ForwardProducer {
                                       {64 * rank, walk.key_head, token}, kBoth);
     }
 
-    HCP_DEVICE void load_keys_and_queries() {
-        for (int i = 0; i < walk.count(); ++i) {
-            const Chunk chunk = walk.chunk(i);
-            shared.template wait_empty<Config::kKeyEmpty, Config::kKeys>(i);
-            fill_tile(shared.keys(i), 2, chunk.tokens,
-                      shared.barrier(Config::kKeyFull + i % Config::kKeys),
-                      shared.barrier(Config::kLanding), [&](uint32_t barrier) {
-                          load_half(&p.k, shared.keys(i), barrier, chunk.token);
-                      });
-            if constexpr (Config::kOutput) {
-                const int m = i - walk.catch_up();
-                if (m >= 0) {
-                    shared.wait_queries_empty(i, m);
-                    fill_tile(shared.queries(i), 2, chunk.tokens,
-                              shared.barrier(Config::kQueryFull + i % Config::kQueries),
-                              shared.barrier(Config::kLanding + 1), [&](uint32_t barrier) {
-                                  load_half(&p.q, shared.queries(i), barrier, chunk.token);
-                              });
-                }
+    HCP_DEVICE void load_keys(int i) {
+        const Chunk chunk = walk.chunk(i);
+        shared.template wait_empty<Config::kKeyEmpty, Config::kKeys>(i);
+        fill_tile(shared.keys(i), 2, chunk.tokens,
+                  shared.template barrier<Config::kKeyFull, Config::kKeys>(i),
+                  shared.barrier(Config::kLanding),
+                  [&](uint32_t barrier) { load_half(&p.k, shared.keys(i), barrier, chunk.token); });
+    }
+    HCP_DEVICE void load_queries(int i) {
+        const int m = i - walk.catch_up();
+        if (m < 0) {
+            return;
+        }
+        const Chunk chunk = walk.chunk(i);
+        shared.wait_queries_empty(i, m);
+        fill_tile(shared.queries(i), 2, chunk.tokens,
+                  shared.template barrier<Config::kQueryFull, Config::kQueries>(i),
+                  shared.barrier(Config::kLanding + 1), [&](uint32_t barrier) {
+                      load_half(&p.q, shared.queries(i), barrier, chunk.token);
+                  });
+    }
+    HCP_DEVICE void load_values(int i) {
+        const uint32_t full = shared.template barrier<Config::kValueFull, Config::kValues>(i);
+        shared.template wait_empty<Config::kValueEmpty, Config::kValues>(i);
+        if (Config::kSummary && identity) {
+            if (i < Config::kValues) {
+                zero_rows(shared.values(i), 1, 0);
+            }
+            if (device::lane_index() == 0) {
+                device::mbarrier_arrive(full);
+            }
+            return;
+        }
+        const Chunk chunk = walk.chunk(i);
+        fill_tile(shared.values(i), 1, chunk.tokens, full, shared.barrier(Config::kLanding + 2),
+                  [&](uint32_t barrier) {
+                      device::tensor_load(
+                          shared.values(i), &p.v, barrier,
+                          {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+                  });
+    }
+
+    /// K as far ahead of V as its ring has more stages.
+    HCP_DEVICE void load_keys_and_values() {
+        constexpr int kAhead = Config::kKeys - Config::kValues;
+        for (int i = 0; i < walk.count() + kAhead; ++i) {
+            if (i < walk.count()) {
+                load_keys(i);
+            }
+            if (i >= kAhead) {
+                load_values(i - kAhead);
             }
         }
     }
 
-    HCP_DEVICE void load_values() {
-        for (int i = 0; i < walk.count(); ++i) {
-            const Chunk chunk = walk.chunk(i);
-            const uint32_t full = shared.barrier(Config::kValueFull + i % Config::kValues);
-            shared.template wait_empty<Config::kValueEmpty, Config::kValues>(i);
-            if (Config::kSummary && identity) {
-                if (i < Config::kValues) {
-                    zero_rows(shared.values(i), 1, 0);
-                }
-                if (device::lane_index() == 0) {
-                    device::mbarrier_arrive(full);
-                }
-                continue;
-            }
-            fill_tile(shared.values(i), 1, chunk.tokens, full, shared.barrier(Config::kLanding + 2),
-                      [&](uint32_t barrier) {
-                          device::tensor_load(
-                              shared.values(i), &p.v, barrier,
-                              {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
-                      });
-        }
-    }
-
-    /// Without outputs a chunk takes less time than a load from memory; with them its loop should
-    /// be short, for the instruction cache.
+    /// Gates are brought into the second-level cache so many chunks ahead. Not with outputs, where
+    /// this loop should be short, for the instruction cache.
     static constexpr int kGatesAhead = 4;
+    /// Without outputs a chunk takes less time than its gates do.
+    static constexpr int kGateWarps = Config::kOutput ? 1 : 2;
 
-    HCP_DEVICE void scan() {
+    /// The chunks of one of the gate warps.
+    HCP_DEVICE void scan(int first) {
         const int count = walk.count();
-        RawGates next = count > 0 ? load_gates(p.gates, walk.chunk(0), walk.head) : RawGates{};
-        for (int i = 0; i < count; ++i) {
+        RawGates next =
+            first < count ? load_gates(p.gates, walk.chunk(first), walk.head) : RawGates{};
+        for (int i = first; i < count; i += kGateWarps) {
             const RawGates raw = next;
             if (!Config::kOutput && i + kGatesAhead < count) {
                 prefetch_gates(p.gates, walk.chunk(i + kGatesAhead), walk.head);
             }
-            if (i + 1 < count) {
-                next = load_gates(p.gates, walk.chunk(i + 1), walk.head);
+            if (i + kGateWarps < count) {
+                next = load_gates(p.gates, walk.chunk(i + kGateWarps), walk.head);
             }
             const ChunkGates gates = scan_gates(raw);
             shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
             write_gates(shared.gates(i), gates);
             device::sync_warp();
             if (device::lane_index() == 0) {
-                device::mbarrier_arrive(shared.barrier(Config::kGateFull + i % Config::kGates));
+                device::mbarrier_arrive(
+                    shared.template barrier<Config::kGateFull, Config::kGates>(i));
             }
         }
     }
@@ -196,48 +211,63 @@ struct ForwardProducer {
     HCP_DEVICE void store_remade() {
         constexpr uint32_t kSleepNs = 20;
         const uint32_t lane = device::lane_index();
-        for (int i = walk.catch_up(); i < walk.count(); ++i) {
-            const int m = i - walk.catch_up();
+        for (int i = 0; i < walk.count(); ++i) {
             const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
             device::mbarrier_wait_sleeping(
-                shared.barrier(Config::kStagedFull + m % Config::kStaged), m / Config::kStaged & 1,
-                kSleepNs);
+                shared.template barrier<Config::kStagedFull, Config::kStaged>(i),
+                shared.template parity<Config::kStaged>(i), kSleepNs);
             // E was ready before the state.
             if (lane == 0) {
                 device::bulk_store(
                     p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2,
-                    shared.staged(m), Config::kTileBytes);
+                    shared.staged(i), Config::kTileBytes);
                 device::bulk_store(p.errors + (tile * kRowsBytes + shared.rank * kPanelBytes) / 2,
                                    shared.values(i), kPanelBytes);
                 device::bulk_commit();
                 device::bulk_wait_read<0>();
-                device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty + m % Config::kStaged));
+                device::mbarrier_arrive(
+                    shared.template barrier<Config::kStagedEmpty, Config::kStaged>(i));
             }
             device::sync_warp();
             if (lane < 4) {  // in the place of the state warps
-                device::mbarrier_arrive(shared.barrier(Config::kValueEmpty + i % Config::kValues));
+                device::mbarrier_arrive(
+                    shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
             }
         }
         device::bulk_wait<0>();
     }
 
+    HCP_DEVICE void run_with_output(uint32_t warp) {
+        if (warp == 0) {
+            for (int i = 0; i < walk.count(); ++i) {
+                load_keys(i);
+                load_queries(i);
+            }
+        } else if (warp == 1) {
+            scan(0);
+        } else if (warp == 2) {
+            for (int i = 0; i < walk.count(); ++i) {
+                load_values(i);
+            }
+        } else {
+            store_output();
+        }
+    }
+    HCP_DEVICE void run_without_output(uint32_t warp) {
+        if (warp == 0) {
+            load_keys_and_values();
+        } else if (warp < 3) {
+            scan(static_cast<int>(warp) - 1);
+        } else if constexpr (Config::kRemake) {
+            store_remade();
+        }
+    }
     HCP_DEVICE void run() {
-        switch (device::warp_index() % 4) {
-            case 0:
-                load_keys_and_queries();
-                break;
-            case 1:
-                scan();
-                break;
-            case 2:
-                load_values();
-                break;
-            default:
-                if constexpr (Config::kOutput) {
-                    store_output();
-                } else if constexpr (Config::kRemake) {
-                    store_remade();
-                }
+        const uint32_t warp = device::shuffle(device::warp_index() % 4, 0);
+        if constexpr (Config::kOutput) {
+            run_with_output(warp);
+        } else {
+            run_without_output(warp);
         }
     }
 };

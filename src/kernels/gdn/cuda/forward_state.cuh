@@ -8,6 +8,37 @@
 
 namespace hybridcp::gdn::cuda {
 
+/// The first run of the walk's segment that starts at chunk i of the walk or after it; the
+/// segment's first run, which has no checkpoint, is none. Made where it is needed: the loops have
+/// no registers to spare.
+struct SegmentRun {
+    int32_t index, start;  // the latter in chunks of the segment
+
+    HCP_DEVICE SegmentRun(const ForwardParams& p, const Walk& walk, int i) {
+        const int32_t runs = p.checkpoints.data != nullptr
+                                 ? device::load_global(&p.checkpoints.segments[walk.segment].runs)
+                                 : 1;
+        const RunCut cut((walk.tokens + kChunkTokens - 1) / kChunkTokens, runs);
+        index = cut.run_from(walk.begin + i);
+        index = index > 1 ? index : 1;
+        start = cut.start(index);
+    }
+    /// Where it begins in the walk, or where the walk ends; the same for all lanes, as uniform has
+    /// it.
+    [[nodiscard]] HCP_DEVICE int begin_in(const Walk& walk) const {
+        return device::shuffle(start < walk.end ? start - walk.begin : walk.count(), 0);
+    }
+    /// The half of a block.
+    [[nodiscard]] HCP_DEVICE float* checkpoint(const ForwardParams& p,
+                                               const Walk& walk,
+                                               uint32_t half) const {
+        const int32_t first =
+            device::load_global(&p.checkpoints.segments[walk.segment].first_checkpoint);
+        const int64_t at = int64_t{walk.head} * p.checkpoints.of_head + first + index - 1;
+        return p.checkpoints.data + at * kCheckpointFloats + half * (kCheckpointFloats / 2);
+    }
+};
+
 template <class Config>
 struct StateWarpgroup {
     const ForwardParams& p;
@@ -38,6 +69,18 @@ struct StateWarpgroup {
     HCP_DEVICE int64_t states_at() const { return p.shape.state_offset(walk.segment, walk.head); }
 
     HCP_DEVICE void start() {
+        if (Config::kRemake && !walk.from_start) {
+            state.load_all(SegmentRun(p, walk, 0).checkpoint(p, walk, shared.rank));
+        } else {
+            load_start();
+        }
+#pragma unroll
+        for (int j = 0; j < 32; ++j) {
+            u[j] = o[j] = 0.0F;
+        }
+        state.pack();
+    }
+    HCP_DEVICE void load_start() {
         const bool given = walk.from_start && p.start_states != nullptr && !Config::kSummary;
         const bool one = Config::kSummary && identity && walk.from_start;
         const float* from = p.start_states + (given ? states_at() : 0);
@@ -49,11 +92,6 @@ struct StateWarpgroup {
                 state.h[j] = device::load_global(from + at);
             }
         }
-#pragma unroll
-        for (int j = 0; j < 32; ++j) {
-            u[j] = o[j] = 0.0F;
-        }
-        state.pack();
     }
     HCP_DEVICE void issue_keys(int i) {
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
@@ -61,15 +99,15 @@ struct StateWarpgroup {
     }
     HCP_DEVICE void issue_update(int i) {
         state.issue_update(shared.update(i));
-        if (!Config::kRemake || i < walk.catch_up()) {
+        if constexpr (!Config::kRemake) {
             // Not right after the loads of V: the arrival can overtake them.
-            arrive(Config::kValueEmpty + i % Config::kValues);
+            arrive(shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
         }
-        arrive(Config::kGateEmpty + i % Config::kGates);
+        arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
     }
-    HCP_DEVICE void arrive(int barrier) {
+    HCP_DEVICE void arrive(uint32_t barrier) {
         if (lane == 0) {
-            device::mbarrier_arrive(shared.barrier(barrier));
+            device::mbarrier_arrive(barrier);
         }
     }
 
@@ -99,7 +137,7 @@ struct StateWarpgroup {
         if (device::thread_index() == 0 && i < walk.count()) {
             const bool with_output = Config::kOutput && i >= walk.catch_up();
             device::mbarrier_arrive_expect(
-                shared.barrier(Config::kUpdateFull + i % Config::kUpdates),
+                shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i),
                 Config::kStateUpdateBytes + (with_output ? Config::kOutputUpdateBytes : 0));
         }
     }
@@ -124,18 +162,18 @@ struct StateWarpgroup {
     }
     HCP_DEVICE void release_update(int i) {
         if (lane == 0) {
-            const uint32_t free = shared.barrier(Config::kUpdateEmpty + i % Config::kUpdatesFree);
+            const uint32_t free =
+                shared.template barrier<Config::kUpdateEmpty, Config::kUpdatesFree>(i);
             device::mbarrier_arrive_cluster(device::map_shared(free, i & 1));
         }
     }
     HCP_DEVICE void release_keys(int i) {
         if (lane == 0) {
-            arrive_at_both(shared.barrier(Config::kKeyEmpty + i % Config::kKeys));
+            arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
         }
     }
 
-    /// A chunk whose output nobody needs; kRemake: `Save` leaves E and the state before it.
-    template <bool Save>
+    /// A chunk whose output nobody needs; kRemake leaves E and the state before it.
     HCP_DEVICE void state_step(int i) {
         issue_keys(i);
         load_inputs(i);
@@ -146,7 +184,7 @@ struct StateWarpgroup {
         wait_update(i);
         make_r(i);
         issue_update(i);
-        if constexpr (Save) {
+        if constexpr (Config::kRemake) {
             save(i);
         }
         device::wgmma_wait<0>();
@@ -157,23 +195,22 @@ struct StateWarpgroup {
         state.pack();
     }
     HCP_DEVICE void save(int i) {
-        const int m = i - walk.catch_up();
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             device::store_matrix_transposed(shared.values(i) + tile_row + j * 2048, v[j]);
         }
-        wait_staged(m);
-        state.store_packed(shared.staged(m));
-        hand_over_staged(m);
+        wait_staged(i);
+        state.store_packed(shared.staged(i));
+        hand_over_staged(i);
     }
     HCP_DEVICE void wait_staged(int m) {
-        device::mbarrier_wait(shared.barrier(Config::kStagedEmpty + m % Config::kStaged),
-                              (m / Config::kStaged & 1) ^ 1);
+        device::mbarrier_wait(shared.template barrier<Config::kStagedEmpty, Config::kStaged>(m),
+                              shared.template parity<Config::kStaged>(m) ^ 1);
     }
     HCP_DEVICE void hand_over_staged(int m) {
         device::fence_proxy_async();
         device::sync_warp();
-        arrive(Config::kStagedFull + m % Config::kStaged);
+        arrive(shared.template barrier<Config::kStagedFull, Config::kStaged>(m));
     }
 
     /// A chunk with output. What it leaves in packed_o is staged in the next step, behind products.
@@ -221,7 +258,7 @@ struct StateWarpgroup {
     }
     HCP_DEVICE void release_queries(int i) {
         if (lane == 0) {
-            arrive_at_both(shared.barrier(Config::kQueryEmpty + i % Config::kQueries));
+            arrive_at_both(shared.template barrier<Config::kQueryEmpty, Config::kQueries>(i));
         }
     }
     HCP_DEVICE void pack_output() {
@@ -251,24 +288,31 @@ struct StateWarpgroup {
         }
     }
 
+    HCP_DEVICE void run_output(int i) {
+        for (int from = i; i < walk.count(); from = i + 1) {
+            const int stop = SegmentRun(p, walk, from).begin_in(walk);
+            for (; i < stop; ++i) {
+                output_step(i);
+            }
+            if (i < walk.count()) {
+                state.store_all(SegmentRun(p, walk, i).checkpoint(p, walk, shared.rank));
+            }
+        }
+        if (walk.count() > walk.catch_up()) {
+            stage_output(walk.count() - walk.catch_up() - 1);
+        }
+    }
+
     HCP_DEVICE void run() {
         start();
         expect_update(shared.owns(0) ? 1 : 0);
+        const int without_output = Config::kOutput ? walk.catch_up() : walk.count();
         int i = 0;
-        for (; i < walk.catch_up(); ++i) {
-            state_step<false>(i);
-        }
-        for (; i < walk.count(); ++i) {
-            if constexpr (Config::kOutput) {
-                output_step(i);
-            } else {
-                state_step<Config::kRemake>(i);
-            }
+        for (; i < without_output; ++i) {
+            state_step(i);
         }
         if constexpr (Config::kOutput) {
-            if (walk.count() > walk.catch_up()) {
-                stage_output(walk.count() - walk.catch_up() - 1);
-            }
+            run_output(i);
         }
         finish();
     }

@@ -9,8 +9,8 @@
 namespace hybridcp::gdn::cuda {
 
 /// Named barriers of the block.
-constexpr uint32_t kKeyBarrier = 1;    // first auxiliary warpgroup
-constexpr uint32_t kQueryBarrier = 2;  // second
+constexpr uint32_t kKeyBarrier = 1;    // first auxiliary warpgroup; 2: second, for K
+constexpr uint32_t kQueryBarrier = 2;  // second, for Q
 constexpr uint32_t kInverseReady = 4;  // from the first to the second
 constexpr uint32_t kInverseRead = 5;   // and back
 constexpr uint32_t kNormsReady = 6;    // from the first to the second
@@ -78,7 +78,7 @@ HCP_DEVICE void store_norms(float* norms, Chunk chunk, const TokenLane& at, cons
 template <class Config>
 HCP_DEVICE void send(const ForwardShared<Config>& shared, int i, uint32_t part, uint32_t bytes) {
     const uint32_t from = shared.update(i) + part, other = shared.rank ^ 1;
-    const uint32_t full = shared.barrier(Config::kUpdateFull + i % Config::kUpdates);
+    const uint32_t full = shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i);
     device::bulk_copy_cluster(device::map_shared(from, other), from, bytes,
                               device::map_shared(full, other));
 }

@@ -1,6 +1,8 @@
 #include "kernels/gdn/cuda/host_tables.h"
 
 #include <algorithm>
+#include <functional>
+#include <queue>
 
 namespace hybridcp::gdn {
 namespace {
@@ -13,12 +15,95 @@ std::int64_t num_pieces(std::int64_t chunks, std::int64_t chunks_of_share) {
     return std::clamp<std::int64_t>(chunks / std::max<std::int64_t>(chunks_of_share, 1), 1, most);
 }
 
-}  // namespace
+/// Shorter runs would cost forward more than a hundredth of its time.
+constexpr std::int64_t kLeastChunksOfRun = 8;
+/// What a run takes before its first chunk, in chunks.
+constexpr std::int64_t kChunksToFill = 3;
+/// Heads that forget nothing are walked from end to end for a summary: cut in parts, a long segment
+/// takes less time, but joining two takes that of some fifteen chunks.
+constexpr std::int64_t kLeastChunksOfSummary = 128;
+constexpr std::int64_t kMostSummaryParts = 4;
+/// With so many runs for each cluster those of any length balance.
+constexpr std::int64_t kMostWaves = 8;
 
-HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
-                            std::int64_t value_heads,
-                            int multiprocessors) {
-    HostTables tables;
+std::int64_t divide_up(std::int64_t x, std::int64_t by) {
+    return (x + by - 1) / by;
+}
+
+/// Where the runs of `segments`, longest first, are walked: each head's run by one cluster.
+struct RunSchedule {
+    const std::vector<cuda::Piece>& segments;
+    std::int64_t heads, clusters;
+
+    [[nodiscard]] std::int64_t walks(std::int64_t most_chunks) const {
+        std::int64_t count = 0;
+        for (const cuda::Piece& segment : segments) {
+            count += heads * divide_up(segment.chunks, most_chunks);
+        }
+        return count;
+    }
+    /// When the last run ends, in chunks, if each starts as soon as a cluster is free.
+    [[nodiscard]] std::int64_t steps(std::int64_t most_chunks) const {
+        std::vector<std::int64_t> lengths;
+        for (const cuda::Piece& segment : segments) {
+            const std::int64_t runs = divide_up(segment.chunks, most_chunks);
+            lengths.insert(lengths.end(), static_cast<std::size_t>(runs * heads),
+                           divide_up(segment.chunks, runs) + kChunksToFill);
+        }
+        std::sort(lengths.begin(), lengths.end(), std::greater<>());
+        std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ends(
+            std::greater<>(), std::vector<std::int64_t>(static_cast<std::size_t>(clusters), 0));
+        std::int64_t last = 0;
+        for (const std::int64_t length : lengths) {
+            const std::int64_t end = ends.top() + length;
+            ends.pop();
+            ends.push(end);
+            last = std::max(last, end);
+        }
+        return last;
+    }
+    /// The shortest runs that are no more than `waves` for each cluster; if there are none, runs of
+    /// a cluster's share.
+    [[nodiscard]] std::int64_t chunks_for(std::int64_t waves) const {
+        std::int64_t all = 0;
+        for (const cuda::Piece& segment : segments) {
+            all += heads * segment.chunks;
+        }
+        const std::int64_t share = std::max(divide_up(all, clusters * waves), kLeastChunksOfRun);
+        std::int64_t enough = std::max<std::int64_t>(segments.front().chunks, share);
+        if (walks(enough) > clusters * waves) {
+            return share;
+        }
+        for (std::int64_t least = share; least < enough;) {
+            const std::int64_t middle = (least + enough) / 2;
+            if (walks(middle) > clusters * waves) {
+                least = middle + 1;
+            } else {
+                enough = middle;
+            }
+        }
+        return enough;
+    }
+    /// Most chunks of a run, so that the last one ends early.
+    [[nodiscard]] std::int64_t best_chunks() const {
+        std::int64_t best = chunks_for(1);
+        if (walks(best) > clusters * kMostWaves) {
+            return best;
+        }
+        std::int64_t least = steps(best);
+        for (std::int64_t waves = 2; waves <= kMostWaves; ++waves) {
+            const std::int64_t chunks = chunks_for(waves);
+            const std::int64_t time = steps(chunks);
+            if (time < least) {
+                best = chunks;
+                least = time;
+            }
+        }
+        return best;
+    }
+};
+
+void add_chunks(HostTables& tables, const std::vector<std::int64_t>& offsets) {
     for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
         const auto first = static_cast<std::int32_t>(tables.chunks.size());
         for (std::int64_t token = offsets[i]; token < offsets[i + 1]; token += cuda::kChunkTokens) {
@@ -38,23 +123,94 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                                              .pieces = 1});
         }
     }
-    const std::int64_t blocks_of_piece = 2 * value_heads;
-    const std::int64_t share =
-        (static_cast<std::int64_t>(tables.chunks.size()) * blocks_of_piece + multiprocessors - 1) /
-        multiprocessors;
-    for (cuda::Piece piece : tables.whole_segments) {
-        piece.pieces = static_cast<std::int32_t>(num_pieces(piece.chunks, share));
-        for (piece.index = 0; piece.index < piece.pieces; ++piece.index) {
-            tables.pieces.push_back(piece);
-        }
-    }
-    std::stable_sort(tables.pieces.begin(), tables.pieces.end(),
-                     [](const cuda::Piece& a, const cuda::Piece& b) {
-                         return a.chunks / a.pieces > b.chunks / b.pieces;
-                     });
     std::stable_sort(
         tables.whole_segments.begin(), tables.whole_segments.end(),
         [](const cuda::Piece& a, const cuda::Piece& b) { return a.chunks > b.chunks; });
+}
+
+/// Cuts each segment into as many as `count` says, longest first.
+template <typename Count>
+std::vector<cuda::Piece> cut(const std::vector<cuda::Piece>& segments, Count count) {
+    std::vector<cuda::Piece> pieces;
+    for (cuda::Piece piece : segments) {
+        piece.pieces = static_cast<std::int32_t>(count(piece.chunks));
+        for (piece.index = 0; piece.index < piece.pieces; ++piece.index) {
+            pieces.push_back(piece);
+        }
+    }
+    std::stable_sort(pieces.begin(), pieces.end(), [](const cuda::Piece& a, const cuda::Piece& b) {
+        return a.chunks / a.pieces > b.chunks / b.pieces;
+    });
+    return pieces;
+}
+
+void add_runs(HostTables& tables,
+              std::size_t segments,
+              std::int64_t value_heads,
+              std::int64_t clusters) {
+    tables.segment_runs.assign(segments, {.runs = 1, .first_checkpoint = 0});
+    if (tables.whole_segments.empty()) {
+        return;
+    }
+    const std::int64_t most =
+        RunSchedule{tables.whole_segments, value_heads, clusters}.best_chunks();
+    tables.runs =
+        cut(tables.whole_segments, [&](std::int64_t chunks) { return divide_up(chunks, most); });
+    for (const cuda::Piece& run : tables.runs) {
+        if (run.index == 0) {
+            tables.segment_runs[static_cast<std::size_t>(run.segment)] = {
+                .runs = run.pieces, .first_checkpoint = tables.num_checkpoints};
+            tables.num_checkpoints += run.pieces - 1;
+        }
+    }
+}
+
+/// As many parts as fill the clusters, two for each head of which a quarter forgets nothing.
+void add_summary_parts(HostTables& tables,
+                       std::size_t segments,
+                       std::int64_t value_heads,
+                       std::int64_t clusters) {
+    std::int64_t walks = 0;
+    for (const cuda::Piece& segment : tables.whole_segments) {
+        walks += segment.chunks >= 2 * kLeastChunksOfSummary ? (value_heads + 1) / 2 : 0;
+    }
+    const std::int64_t most =
+        std::clamp<std::int64_t>(clusters / std::max<std::int64_t>(walks, 1), 1, kMostSummaryParts);
+    auto slot = static_cast<std::int32_t>(segments);
+    for (const cuda::Piece& segment : tables.whole_segments) {
+        const auto parts = static_cast<std::int32_t>(
+            std::clamp<std::int64_t>(segment.chunks / kLeastChunksOfSummary, 1, most));
+        const cuda::RunCut cut(segment.chunks, parts);
+        for (std::int32_t part = parts - 1; part >= 0; --part) {
+            cuda::Piece piece = segment;
+            piece.first_chunk += cut.start(part);
+            piece.chunks = cut.start(part + 1) - cut.start(part);
+            if (part < parts - 1) {
+                piece.segment = slot;
+                tables.joins.push_back({.segment = segment.segment, .slot = slot++});
+            }
+            tables.summary_parts.push_back(piece);
+        }
+    }
+    std::stable_sort(
+        tables.summary_parts.begin(), tables.summary_parts.end(),
+        [](const cuda::Piece& a, const cuda::Piece& b) { return a.chunks > b.chunks; });
+}
+
+}  // namespace
+
+HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
+                            std::int64_t value_heads,
+                            int multiprocessors) {
+    HostTables tables;
+    add_chunks(tables, offsets);
+    const std::int64_t share = divide_up(
+        static_cast<std::int64_t>(tables.chunks.size()) * 2 * value_heads, multiprocessors);
+    tables.pieces =
+        cut(tables.whole_segments, [&](std::int64_t chunks) { return num_pieces(chunks, share); });
+    const std::int64_t clusters = std::max(multiprocessors / 2, 1);
+    add_runs(tables, offsets.size() - 1, value_heads, clusters);
+    add_summary_parts(tables, offsets.size() - 1, value_heads, clusters);
     return tables;
 }
 

@@ -40,12 +40,14 @@ struct ForwardView {
     const float* start;  // null for zeros
     float* end;
     float *q_norms, *k_norms;
+    Checkpoints checkpoints;  // or null
 };
 [[nodiscard]] const char* launch_forward(const CallView& call, const ForwardView& view);
 
-/// What backward needs of forward again, per head and chunk (tables.h).
+/// What backward needs of forward again, per head and chunk (tables.h). The call's pieces are runs.
 struct RemakeView {
     const float* start;                   // null for zeros
+    Checkpoints checkpoints;              // of a forward with the same runs
     uint8_t *states, *errors, *inverses;  // H, E, T
 };
 [[nodiscard]] const char* launch_remake(const CallView& call, const RemakeView& view);

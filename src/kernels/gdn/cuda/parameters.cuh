@@ -37,6 +37,7 @@ inline const char* fill(ForwardParams& p, const CallView& call, const ForwardVie
     p.o_head_stride = view.o.head_stride;
     p.q_norms = view.q_norms;
     p.k_norms = view.k_norms;
+    p.checkpoints = view.checkpoints;
     const char* error = make_map(p.q, call.q, call.shape.tokens, call.shape.key_heads);
     if (error == nullptr) {
         error = make_map(p.o, view.o, call.shape.tokens, call.shape.value_heads);
@@ -45,6 +46,7 @@ inline const char* fill(ForwardParams& p, const CallView& call, const ForwardVie
 }
 inline const char* fill(ForwardParams& p, const CallView& call, const RemakeView& view) {
     p.start_states = view.start;
+    p.checkpoints = view.checkpoints;
     p.states = reinterpret_cast<uint16_t*>(view.states);
     p.errors = reinterpret_cast<uint16_t*>(view.errors);
     p.inverses = reinterpret_cast<uint16_t*>(view.inverses);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which chunks a cluster walks: those of its piece, and before them as many as its entry state
-// needs (docs/gdn-cuda.md, "Pieces").
+// Which chunks a cluster walks: those of its run; or those of its piece, and before them as many as
+// its entry state needs (docs/gdn-cuda.md, "Pieces").
 
 #include "kernels/gdn/cuda/walk_range.cuh"
 
@@ -86,6 +86,18 @@ HCP_DEVICE Walk walk_piece(const Piece& piece,
                            uint32_t scratch) {
     return walk_of(walk, find_walk_range(order, piece, gates, walk.head, may_truncate, scratch),
                    piece.chunks);
+}
+
+/// The walk of a run of its segment.
+HCP_DEVICE Walk walk_run(const Piece& run, const Walk& walk) {
+    const RunCut cut(run.chunks, run.pieces);
+    const int32_t first = cut.start(run.index);
+    return walk_of(walk,
+                   {.first = first,
+                    .main = first,
+                    .end = cut.start(run.index + 1),
+                    .from_boundary = first == 0},
+                   run.chunks);
 }
 
 /// The walk of a whole segment for its end state alone: from as far back as the gates reach.

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "hybridcp/error.h"
-#include "kernels/gdn/cuda/host_tables.h"
 #include "kernels/gdn/cuda/launch.h"
 
 namespace hybridcp::gdn {
@@ -46,6 +45,9 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     append(words, host.chunks);
     append(words, host.pieces);
     append(words, host.whole_segments);
+    append(words, host.runs);
+    append(words, host.summary_parts);
+    append(words, host.segment_runs);
     auto tables = std::make_shared<SegmentTables>();
     tables->memory =
         at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt)
@@ -55,6 +57,10 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     tables->num_chunks = static_cast<std::int32_t>(host.chunks.size());
     tables->num_pieces = static_cast<std::int32_t>(host.pieces.size());
     tables->num_whole_segments = static_cast<std::int32_t>(host.whole_segments.size());
+    tables->num_runs = static_cast<std::int32_t>(host.runs.size());
+    tables->num_summary_parts = static_cast<std::int32_t>(host.summary_parts.size());
+    tables->num_checkpoints = host.num_checkpoints;
+    tables->joins = host.joins;
     tables->empty_segments = host.empty_segments;
     all.push_back(tables);
     kept = std::make_shared<const decltype(all)>(all);

@@ -8,17 +8,20 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/gdn/cuda/tables.h"
+#include "kernels/gdn/cuda/host_tables.h"
 #include "kernels/gdn/gdn.h"
 
 namespace hybridcp::gdn {
 
 struct SegmentTables {
-    at::Tensor memory;  // int32 on the device: chunks, pieces, whole segments
+    at::Tensor memory;  // int32 on the device: the tables below, one after another
     at::Device device = at::kCUDA;
     std::int64_t value_heads = 0;
-    std::int32_t num_chunks = 0, num_pieces = 0, num_whole_segments = 0;
+    std::int32_t num_chunks = 0, num_pieces = 0, num_whole_segments = 0, num_runs = 0;
+    std::int32_t num_summary_parts = 0;
+    std::int32_t num_checkpoints = 0;  // of a head
     std::vector<std::int64_t> empty_segments;
+    std::vector<HostTables::Join> joins;
 
     [[nodiscard]] const cuda::Chunk* chunks() const {
         return reinterpret_cast<const cuda::Chunk*>(memory.data_ptr<std::int32_t>());
@@ -27,6 +30,11 @@ struct SegmentTables {
         return reinterpret_cast<const cuda::Piece*>(chunks() + num_chunks);
     }
     [[nodiscard]] const cuda::Piece* whole_segments() const { return pieces() + num_pieces; }
+    [[nodiscard]] const cuda::Piece* runs() const { return whole_segments() + num_whole_segments; }
+    [[nodiscard]] const cuda::Piece* summary_parts() const { return runs() + num_runs; }
+    [[nodiscard]] const cuda::SegmentRuns* segment_runs() const {
+        return reinterpret_cast<const cuda::SegmentRuns*>(summary_parts() + num_summary_parts);
+    }
 };
 
 /// Made once for a set of segments and kept with it.

@@ -83,6 +83,29 @@ struct StateRegisters {
         device::wgmma_commit();
     }
 
+    /// In fp32, as half a checkpoint (tables.h).
+    HCP_DEVICE void store_all(float* to) const {
+        to += 4 * (device::thread_index() % 128);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            device::store_global(
+                reinterpret_cast<device::Float4*>(to + 512 * j),
+                device::Float4{h[4 * j], h[4 * j + 1], h[4 * j + 2], h[4 * j + 3]});
+        }
+    }
+    HCP_DEVICE void load_all(const float* from) {
+        from += 4 * (device::thread_index() % 128);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            const auto four =
+                device::load_global(reinterpret_cast<const device::Float4*>(from + 512 * j));
+            h[4 * j] = four.x;
+            h[4 * j + 1] = four.y;
+            h[4 * j + 2] = four.z;
+            h[4 * j + 3] = four.w;
+        }
+    }
+
     /// The packed state into two panels of V rows x K.
     HCP_DEVICE void store_packed(uint32_t tile) const {
         const uint32_t lane = device::lane_index();

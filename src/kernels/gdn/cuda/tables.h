@@ -40,6 +40,36 @@ struct Piece {
     int32_t pieces;       // of the segment
 };
 
+/// For backward a segment is cut evenly into runs of chunks that are walked at once. Forward leaves
+/// the state before each run but the first, its checkpoint: fp32 as a warpgroup holds it, for both
+/// halves of V's columns and 16 times, four floats of each of 128 threads; that of a head is at
+/// (head * checkpoints of a head + index) * kCheckpointFloats.
+struct SegmentRuns {
+    int32_t runs;
+    int32_t first_checkpoint;  // that of the segment's second run
+};
+constexpr int kCheckpointFloats = kHeadDim * kHeadDim;
+struct Checkpoints {
+    const SegmentRuns* segments;
+    float* data;
+    int32_t of_head;
+};
+
+/// How `chunks` are cut into `runs`: the first `longer` have one chunk more than `each`.
+struct RunCut {
+    int32_t each, longer;
+
+    HCP_DEVICE RunCut(int32_t chunks, int32_t runs) : each(chunks / runs), longer(chunks % runs) {}
+    HCP_DEVICE int32_t start(int32_t run) const {
+        return run * each + (run < longer ? run : longer);
+    }
+    /// The first run that starts at `chunk` or after it.
+    HCP_DEVICE int32_t run_from(int32_t chunk) const {
+        const int32_t beyond = chunk - longer * (each + 1);
+        return beyond <= 0 ? (chunk + each) / (each + 1) : longer + (beyond + each - 1) / each;
+    }
+};
+
 /// Gates and writing strengths: [tokens, heads] with any strides, in elements.
 struct GateInputs {
     const float* g;

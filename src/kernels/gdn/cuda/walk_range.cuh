@@ -12,9 +12,8 @@ namespace hybridcp::gdn::cuda {
 /// What lies before gates whose logs sum to less is 1.5e-8 of a state: with keys of unit length and
 /// beta in [0, 2] a state only shrinks on its way.
 constexpr float kForgottenLog = -18.0F;
-/// Share of a segment that is left to the second of two pieces when it must know all before it: a
-/// chunk without outputs takes four fifths of the time.
-constexpr float kUnevenShare = 0.2F;
+/// Time of a chunk without outputs in that of a chunk with.
+constexpr float kCatchUpTime = 0.75F;
 /// Most chunks that are looked at: a head that takes longer to forget walks from the boundary.
 constexpr int32_t kMostRounds = 8;
 
@@ -94,12 +93,14 @@ HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
     return -1;
 }
 
-/// Where piece `index` of `pieces` starts when `places` are cut evenly, or, uneven, in two.
-HCP_DEVICE int32_t piece_start(int32_t index, int32_t pieces, int32_t places, bool even) {
-    if (even || index == 0 || index == pieces) {
-        return static_cast<int32_t>(int64_t{index} * places / pieces);
-    }
-    const auto share = static_cast<int32_t>(kUnevenShare * static_cast<float>(places));
+/// Where piece `index` of `pieces` starts when `places` are cut evenly.
+HCP_DEVICE int32_t piece_start(int32_t index, int32_t pieces, int32_t places) {
+    return static_cast<int32_t>(int64_t{index} * places / pieces);
+}
+/// Where the second of two pieces starts that must know all before it, so that both take as long.
+HCP_DEVICE int32_t uneven_start(int32_t places) {
+    constexpr float kShare = (1.0F - kCatchUpTime) / (2.0F - kCatchUpTime);
+    const auto share = static_cast<int32_t>(kShare * static_cast<float>(places));
     return places - (share > 0 ? share : 1);
 }
 
@@ -110,20 +111,29 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
                                      int32_t head,
                                      bool may_truncate,
                                      uint32_t scratch) {
-    const int32_t boundary = piece.index > 0 ? piece.index : 1;  // the one that decides
-    bool even = true;
-    int32_t matter = -1;
-    if (piece.pieces > 1) {
-        if (may_truncate && (piece.index > 0 || piece.pieces == 2)) {
-            matter = places_that_matter(order, gates, head,
-                                        piece_start(boundary, piece.pieces, order.count, true),
-                                        kForgottenLog, scratch);
-        }
-        even = piece.pieces > 2 || matter >= 0;
-    }
+    const bool in_two = piece.pieces == 2;
     WalkRange range;
-    range.main = piece_start(piece.index, piece.pieces, order.count, even);
-    range.end = piece_start(piece.index + 1, piece.pieces, order.count, even);
+    range.main = piece_start(piece.index, piece.pieces, order.count);
+    range.end = piece_start(piece.index + 1, piece.pieces, order.count);
+    int32_t cut = piece.index > 0 ? range.main : range.end;
+    int32_t matter = -1;
+    if (may_truncate && (piece.index > 0 || in_two)) {
+        matter = places_that_matter(order, gates, head, cut, kForgottenLog, scratch);
+    }
+    if (in_two && matter < 0) {
+        cut = uneven_start(order.count);
+    } else if (in_two && !order.backwards) {
+        // Later by what makes both take as long. Before the new cut about as many places matter.
+        const auto shift = static_cast<int32_t>(kCatchUpTime / 2 * static_cast<float>(matter));
+        cut += shift;
+        if (piece.index > 0 && shift > 0) {
+            device::sync_block();  // scratch is free
+            const int32_t moved =
+                places_that_matter(order, gates, head, cut, kForgottenLog, scratch);
+            matter = moved < 0 ? matter + shift : moved;
+        }
+    }
+    (piece.index > 0 ? range.main : range.end) = cut;
     range.first = piece.index == 0 || matter < 0 || matter > range.main ? 0 : range.main - matter;
     range.from_boundary = range.first == 0;
     return range;
