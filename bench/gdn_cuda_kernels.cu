@@ -254,6 +254,14 @@ int main(int argc, char** argv) {
         {"gradients",
          [&] { return launch_gradients(call, gradients); },
          {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
+        {"backward",
+         [&] {
+             const char* errors[] = {launch_remake(run_call, remake),
+                                     launch_state_gradient(call, walk),
+                                     launch_gradients(call, gradients)};
+             return *std::max_element(std::begin(errors), std::end(errors));
+         },
+         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
         {"summary", [&] { return launch_summary(whole_call, summary); }, {{".S", &S}, {".M", &M}}},
         {"gradient_summary",
          [&] { return launch_state_gradient(whole_call, summary_walk); },
