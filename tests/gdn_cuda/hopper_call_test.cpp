@@ -83,11 +83,17 @@ TEST(HopperCall, SummariesOfParts) {
     c.inputs.g = c.inputs.g.to(at::kFloat) * 1e-4;
     c.inputs.beta = c.inputs.beta * 0.01;  // or nothing would be left of M
     const GdnCase wide = with_dtype(c, at::kDouble);
-    const GdnSummary summary = emulated(10)[0].make_call(c)->summary();
-    const GdnSummary expected =
-        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options)->summary();
+    const auto call = emulated(10)[0].make_call(c);
+    const auto reference =
+        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options);
+    const GdnSummary summary = call->summary(), expected = reference->summary();
     EXPECT_LE(worst_head_error(summary.S, expected.S), kBar);
     EXPECT_LE(worst_head_error(summary.M, expected.M), kBar);
+    (void)call->forward({});
+    (void)reference->forward({});
+    EXPECT_LE(
+        worst_head_error(call->gradient_summary(c.d_o), reference->gradient_summary(wide.d_o)),
+        kBar);
 }
 
 TEST(HopperCall, NoTokens) {

@@ -1,6 +1,7 @@
 // The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
 // the kernels (docs/gdn-cuda.md).
 
+#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
@@ -113,15 +114,16 @@ class CudaCall final : public GdnCall {
             S[segment].zero_();
             M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
         }
-        cuda::CallView call = on_stream();
-        call.pieces = tables_->summary_parts();
-        call.num_pieces = tables_->num_summary_parts;
-        check_launch(cuda::launch_summary(
-                         call, {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
-                     "summary");
+        check_launch(
+            cuda::launch_summary(summary_parts(on_stream()),
+                                 {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
+            "summary");
         for (const auto& [segment, slot] : tables_->joins) {
             S[segment].baddbmm_(M[segment], S[slot]);
             M[segment].copy_(at::bmm(M[segment], M[slot]));
+        }
+        if (slots > segments) {
+            transitions_ = M;
         }
         return {.S = narrowed(S.narrow(0, 0, segments), problem_.value_dim()),
                 .M = narrowed(M.narrow(0, 0, segments), problem_.key_dim())};
@@ -156,7 +158,9 @@ class CudaCall final : public GdnCall {
 
     [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
-        at::Tensor dS = new_states().zero_();
+        const std::int64_t segments = problem_.num_segments();
+        const bool in_parts = transitions_.defined();
+        const at::Tensor dS = new_states(in_parts ? transitions_.size(0) : segments).zero_();
         if (d_o.defined()) {
             const at::Tensor d_o_rows = rows_of_gradient(d_o);
             for_each_part([&](const Part& part) {
@@ -164,11 +168,19 @@ class CudaCall final : public GdnCall {
                 cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows);
                 view.d_start = states_of(dS, part);
                 view.summary_floor = summary_floor();
-                check_launch(cuda::launch_state_gradient(whole_segments(part), view),
+                const cuda::CallView call = on_stream(part);
+                check_launch(cuda::launch_state_gradient(
+                                 in_parts ? summary_parts(call) : whole_segments(call), view),
                              "gradient_summary");
             });
         }
-        return narrowed(dS, problem_.value_dim());
+        if (in_parts) {  // from the last on
+            for (const auto& [segment, slot] : tables_->joins) {
+                dS[segment].copy_(
+                    at::baddbmm(dS[slot], transitions_[slot].transpose(1, 2), dS[segment]));
+            }
+        }
+        return narrowed(dS.narrow(0, 0, segments), problem_.value_dim());
     }
 
     [[nodiscard]] GdnGradients backward(const at::Tensor& d_o, const at::Tensor& dS_end) override {
@@ -232,10 +244,14 @@ class CudaCall final : public GdnCall {
         return call;
     }
     /// One piece a segment.
-    [[nodiscard]] cuda::CallView whole_segments(const Part& part) const {
-        cuda::CallView call = on_stream(part);
+    [[nodiscard]] cuda::CallView whole_segments(cuda::CallView call) const {
         call.pieces = tables_->whole_segments();
         call.num_pieces = tables_->num_whole_segments;
+        return call;
+    }
+    [[nodiscard]] cuda::CallView summary_parts(cuda::CallView call) const {
+        call.pieces = tables_->summary_parts();
+        call.num_pieces = tables_->num_summary_parts;
         return call;
     }
     [[nodiscard]] static RowsView from_head(const at::Tensor& x, std::int64_t head) {
@@ -394,6 +410,7 @@ class CudaCall final : public GdnCall {
     at::Tensor S_start_;
     at::Tensor norms_;        // [2, Hk, T]: r_q, r_k
     at::Tensor checkpoints_;  // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
+    at::Tensor transitions_;  // M of the parts that summaries are joined from
     Images kept_;
     std::int64_t heads_of_part_ = 0;
 };

@@ -29,13 +29,15 @@ struct StateGradientParams {
 /// blocks take turns with what does not depend on the state: chunk i's products come from block i
 /// mod 2.
 struct StateGradientLayout {
-    static constexpr uint32_t kCluster = 2, kThreads = 384;
-    static constexpr uint32_t kStateGroup = 0, kAuxiliaryGroup = 1;  // the third brings and stores
-    static constexpr uint32_t kAuxiliaryBarrier = 1, kStateBarrier = 2;
-    static constexpr int kStateRegisters = 240, kAuxiliaryRegisters = 208, kProducerRegisters = 56;
+    static constexpr uint32_t kCluster = 2, kThreads = 512;
+    // The fourth warpgroup brings and stores.
+    static constexpr uint32_t kStateGroup = 0, kUpdateGroup = 1, kWriteGroup = 2;
+    static constexpr uint32_t kUpdateBarrier = 1, kWriteBarrier = 2;
+    static constexpr int kStateRegisters = 216, kUpdateRegisters = 136, kWriteRegisters = 112,
+                         kProducerRegisters = 48;
 
     // Products and gates: even, since the blocks take turns.
-    static constexpr int kKeyStages = 4, kQueryStages = 4, kGradientStages = 4, kProductStages = 2,
+    static constexpr int kKeyStages = 4, kQueryStages = 1, kGradientStages = 4, kProductStages = 2,
                          kGateStages = 4;
     static constexpr uint32_t kTileBytes = 2 * kPanelBytes;  // 64 rows of 128 columns
 
@@ -45,7 +47,9 @@ struct StateGradientLayout {
     static constexpr uint32_t kGradients = kInverse + kPanelBytes;
     static constexpr uint32_t kScores = kGradients + kGradientStages * kPanelBytes;
     static constexpr uint32_t kWrites = kScores + kProductStages * kPanelBytes;
-    static constexpr uint32_t kGates = kWrites + kProductStages * kTileBytes;
+    static constexpr uint32_t kUpdates = kWrites + kProductStages * kTileBytes;
+    static constexpr uint32_t kState = kUpdates + kProductStages * kTileBytes;
+    static constexpr uint32_t kGates = kState + kTileBytes;
     // Arrays of 64 floats in a gate stage, and the decay of the whole chunk behind them.
     static constexpr uint32_t kArrayBytes = 256;
     static constexpr uint32_t kSum = 0, kRowFactor = 1, kColumnFactors = 2, kQueryFactor = 5,
@@ -54,8 +58,8 @@ struct StateGradientLayout {
     static constexpr uint32_t kGateStageBytes = kChunkDecay + 16;
     static constexpr uint32_t kBarriers = kGates + kGateStages * kGateStageBytes;
     static constexpr uint32_t kRingStages =
-        kKeyStages + kQueryStages + kGradientStages + 2 * kProductStages + kGateStages + 1;
-    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 48;
+        kKeyStages + kQueryStages + kGradientStages + 3 * kProductStages + kGateStages + 1;
+    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 32;
     static_assert(kSharedBytes <= 232448);
 };
 
@@ -64,14 +68,14 @@ struct StateGradientShared {
     using Layout = StateGradientLayout;
     uint32_t base, rank;
     Ring<Layout::kKeyStages> keys_ring;
-    Ring<Layout::kQueryStages> queries_ring;
-    Ring<Layout::kGradientStages> gradients;   // dO comes, Z leaves from the same place
-    Ring<Layout::kProductStages> scores_ring;  // P
-    Ring<Layout::kProductStages> writes_ring;  // -W
+    Ring<Layout::kQueryStages> queries_ring;    // of this block's chunks, see query_use
+    Ring<Layout::kGradientStages> gradients;    // dO comes, Z leaves from the same place
+    Ring<Layout::kProductStages> scores_ring;   // P of kept chunks, see score_use
+    Ring<Layout::kProductStages> writes_ring;   // -W
+    Ring<Layout::kProductStages> updates_ring;  // U
     Ring<Layout::kGateStages> gates;
     Ring<1> results;        // dH' in its place, and Z of the chunk before in the place of its dO
     uint32_t inverse_full;  // T of this block's chunks
-    uint32_t writes_sent;   // W of this block's chunks, to the other block
     uint32_t key_landing, query_landing, gradient_landing;  // for tiles that are cleared first
 
     HCP_DEVICE StateGradientShared() : base(device::shared_base()), rank(device::cluster_rank()) {
@@ -85,32 +89,29 @@ struct StateGradientShared {
         take(gradients);
         take(scores_ring);
         take(writes_ring);
+        take(updates_ring);
         take(gates);
         take(results);
         inverse_full = at;
         key_landing = at + 8;
         query_landing = at + 16;
         gradient_landing = at + 24;
-        writes_sent = at + 32;
     }
     HCP_DEVICE void init() const {
         constexpr uint32_t kWarps = 4;  // of a role
-        keys_ring.init(1, 3 * kWarps);  // both chains and the auxiliary warps of one block
-        queries_ring.init(1, 3 * kWarps);
+        keys_ring.init(1, 4 * kWarps);  // both chains and the auxiliary groups of one block
+        queries_ring.init(1, kWarps);
         gradients.init(1, kWarps);
         results.init(kWarps, 1);
-        for (int32_t use = 0; use < Layout::kProductStages; ++use) {
-            for (const auto& ring : {scores_ring, writes_ring}) {
-                device::mbarrier_init(ring.full(use), owns(use) ? kWarps : 1);
-                device::mbarrier_init(ring.empty(use), 2 * kWarps);
-            }
+        for (const auto& ring : {scores_ring, writes_ring, updates_ring}) {
+            ring.init(1, 2 * kWarps);
         }
         for (int32_t use = 0; use < Layout::kGateStages; ++use) {
             device::mbarrier_init(gates.full(use), 1);
-            device::mbarrier_init(gates.empty(use), owns(use) ? 2 * kWarps : kWarps);
+            device::mbarrier_init(gates.empty(use), owns(use) ? 3 * kWarps : kWarps);
         }
         for (const uint32_t barrier :
-             {inverse_full, writes_sent, key_landing, query_landing, gradient_landing}) {
+             {inverse_full, key_landing, query_landing, gradient_landing}) {
             device::mbarrier_init(barrier, 1);
         }
         device::fence_mbarrier_init();
@@ -122,8 +123,10 @@ struct StateGradientShared {
     [[nodiscard]] HCP_DEVICE uint32_t keys(int32_t use) const {
         return base + Layout::kKeys + keys_ring.stage(use) * Layout::kTileBytes;
     }
+    /// The number of one of this block's chunks among them.
+    [[nodiscard]] static HCP_DEVICE int32_t query_use(int32_t use) { return use >> 1; }
     [[nodiscard]] HCP_DEVICE uint32_t queries(int32_t use) const {
-        return base + Layout::kQueries + queries_ring.stage(use) * Layout::kTileBytes;
+        return base + Layout::kQueries + queries_ring.stage(query_use(use)) * Layout::kTileBytes;
     }
     [[nodiscard]] HCP_DEVICE uint32_t inverse() const { return base + Layout::kInverse; }
     [[nodiscard]] HCP_DEVICE uint32_t gradient(int32_t use) const {
@@ -135,15 +138,11 @@ struct StateGradientShared {
     [[nodiscard]] HCP_DEVICE uint32_t writes(int32_t use) const {
         return base + Layout::kWrites + writes_ring.stage(use) * Layout::kTileBytes;
     }
-    /// dH', until it is stored: where W of the chunk before was.
-    [[nodiscard]] HCP_DEVICE uint32_t state(int32_t use) const { return writes(use + 1); }
-    /// W of the next chunk may take the place of dH'. From a lane of each of four warps.
-    HCP_DEVICE void release_state(int32_t use) const {
-        writes_ring.arrive_empty_at(use + 1, static_cast<uint32_t>(use + 1) & 1);
+    [[nodiscard]] HCP_DEVICE uint32_t updates(int32_t use) const {
+        return base + Layout::kUpdates + updates_ring.stage(use) * Layout::kTileBytes;
     }
-    HCP_DEVICE void wait_writes_empty(int32_t use) const {
-        device::mbarrier_wait(writes_ring.empty(use), ((use - 1) >> 1) & 1);
-    }
+    /// dH', until it is stored.
+    [[nodiscard]] HCP_DEVICE uint32_t state() const { return base + Layout::kState; }
     [[nodiscard]] HCP_DEVICE uint32_t gate(int32_t use, uint32_t array) const {
         return base + Layout::kGates + gates.stage(use) * Layout::kGateStageBytes +
                array * Layout::kArrayBytes;
@@ -168,6 +167,10 @@ struct StateGradientItem {
     int32_t uses, first_kept;        // chunks; the first of which dH' and Z are kept
     bool from_boundary, to_start;    // begins and ends where the segment does
 
+    /// The first chunk whose P is made, of both blocks' the same number: the first kept one or the
+    /// one before.
+    [[nodiscard]] HCP_DEVICE int32_t first_score() const { return first_kept & ~1; }
+    [[nodiscard]] HCP_DEVICE int32_t score_use(int32_t use) const { return use - first_score(); }
     [[nodiscard]] HCP_DEVICE int32_t index_at(int32_t use) const {
         return first_chunk + begin - use;
     }

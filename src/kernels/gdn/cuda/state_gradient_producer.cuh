@@ -32,34 +32,53 @@ HCP_DEVICE void bring_tile(
     device::sync_warp();
 }
 
-/// K and Q of each chunk, a panel from each block for both, and dO.
+/// K, a panel from each block for both, and Q of this block's chunks.
+HCP_DEVICE void bring_keys_and_queries(const StateGradientParams& p,
+                                       const StateGradientShared& shared,
+                                       const StateGradientItem& item,
+                                       int32_t use) {
+    constexpr uint16_t kBoth = 3;
+    const int32_t column = 64 * static_cast<int32_t>(shared.rank);
+    const Chunk chunk = item.chunk_at(use);
+    shared.keys_ring.wait_empty_sleeping(use);
+    bring_tile(shared.keys(use), 2, chunk.tokens, shared.keys_ring.full(use), shared.key_landing,
+               [&](uint32_t barrier) {
+                   device::tensor_load_multicast(shared.keys(use) + kPanelBytes * shared.rank, &p.k,
+                                                 barrier, {column, item.key_head, chunk.token},
+                                                 kBoth);
+               });
+    if (!shared.owns(use)) {
+        return;
+    }
+    const int32_t own = StateGradientShared::query_use(use);
+    shared.queries_ring.wait_empty_sleeping(own);
+    bring_tile(shared.queries(use), 2, chunk.tokens, shared.queries_ring.full(own),
+               shared.query_landing, [&](uint32_t barrier) {
+                   for (int32_t panel = 0; panel < 2; ++panel) {
+                       device::tensor_load(shared.queries(use) + kPanelBytes * panel, &p.q, barrier,
+                                           {64 * panel, item.key_head, chunk.token});
+                   }
+               });
+}
+
 HCP_DEVICE void bring_rows(const StateGradientParams& p,
                            const StateGradientShared& shared,
                            const StateGradientItem& item) {
-    constexpr uint16_t kBoth = 3;
     const int32_t column = 64 * static_cast<int32_t>(shared.rank);
-    const auto load_half = [&](const device::TensorMap& map, uint32_t tile, uint32_t barrier,
-                               int32_t token) {
-        device::tensor_load_multicast(tile + kPanelBytes * shared.rank, &map, barrier,
-                                      {column, item.key_head, token}, kBoth);
-    };
-    for (int32_t use = 0; use < item.uses; ++use) {
-        const Chunk chunk = item.chunk_at(use);
-        shared.keys_ring.wait_empty_sleeping(use);
-        bring_tile(
-            shared.keys(use), 2, chunk.tokens, shared.keys_ring.full(use), shared.key_landing,
-            [&](uint32_t barrier) { load_half(p.k, shared.keys(use), barrier, chunk.token); });
-        shared.queries_ring.wait_empty_sleeping(use);
-        bring_tile(shared.queries(use), 2, chunk.tokens, shared.queries_ring.full(use),
-                   shared.query_landing, [&](uint32_t barrier) {
-                       load_half(p.q, shared.queries(use), barrier, chunk.token);
-                   });
-        shared.gradients.wait_empty_sleeping(use);
-        bring_tile(shared.gradient(use), 1, chunk.tokens, shared.gradients.full(use),
-                   shared.gradient_landing, [&](uint32_t barrier) {
-                       device::tensor_load(shared.gradient(use), &p.d_o, barrier,
-                                           {column, item.head, chunk.token});
-                   });
+    // Places of dO, from where Z leaves, become free late: K and Q do not wait for them.
+    for (int32_t use = 0; use <= item.uses; ++use) {
+        if (use < item.uses) {
+            bring_keys_and_queries(p, shared, item, use);
+        }
+        if (use > 0) {
+            const Chunk chunk = item.chunk_at(use - 1);
+            shared.gradients.wait_empty_sleeping(use - 1);
+            bring_tile(shared.gradient(use - 1), 1, chunk.tokens, shared.gradients.full(use - 1),
+                       shared.gradient_landing, [&](uint32_t barrier) {
+                           device::tensor_load(shared.gradient(use - 1), &p.d_o, barrier,
+                                               {column, item.head, chunk.token});
+                       });
+        }
     }
 }
 
@@ -79,7 +98,6 @@ HCP_DEVICE void write_factors(const StateGradientShared& shared,
     put(Layout::kReadFactor, device::exp2_approximate(gates.all - a) * k_norm[0],
         device::exp2_approximate(gates.all - b) * k_norm[1]);
     const float decay[2] = {device::exp2_approximate(a), device::exp2_approximate(b)};
-    put(Layout::kOutputFactor, decay[0] * q_norm[0], decay[1] * q_norm[1]);
     if (lane == 0) {
         device::store_shared(shared.gate(use, 0) + Layout::kChunkDecay,
                              device::exp2_approximate(gates.all));
@@ -88,6 +106,7 @@ HCP_DEVICE void write_factors(const StateGradientShared& shared,
         return;
     }
     put(Layout::kSum, a, b);
+    put(Layout::kOutputFactor, decay[0] * q_norm[0], decay[1] * q_norm[1]);
     put(Layout::kQueryFactor, q_norm[0], q_norm[1]);
     put(Layout::kKeyFactor, k_norm[0], k_norm[1]);
     put(Layout::kWriteFactor, -gates.beta[0] * decay[0] * k_norm[0],
@@ -146,8 +165,8 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
     }
 }
 
-/// dH' of each kept chunk, and Z of the one before it, to global memory. Lanes 0 to 3 hand their
-/// places back for the four warps of the chain.
+/// dH' of each kept chunk, and Z of the one before it, to global memory. Lanes 0 to 3 hand Z's
+/// place back for the four warps of the chain.
 HCP_DEVICE void store_results(const StateGradientParams& p,
                               const StateGradientShared& shared,
                               const StateGradientItem& item) {
@@ -156,23 +175,18 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
         const int32_t kept = use - item.first_kept;
         shared.results.wait_full_sleeping(kept);
         const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
-        if (lane == 0 && use < item.uses) {
-            device::bulk_store(
-                p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
-                shared.state(use), StateGradientLayout::kTileBytes);
+        if (lane == 0) {
+            if (use < item.uses) {
+                device::bulk_store(
+                    p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
+                    shared.state(), StateGradientLayout::kTileBytes);
+            }
+            if (kept > 0) {  // chunks come in reverse
+                device::bulk_store(
+                    p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
+                    shared.gradient(use - 1), kPanelBytes);
+            }
             device::bulk_commit();
-        }
-        if (lane == 0 && kept > 0) {  // chunks come in reverse
-            device::bulk_store(p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
-                               shared.gradient(use - 1), kPanelBytes);
-            device::bulk_commit();
-            device::bulk_wait_read<1>();
-        } else {
-            device::bulk_wait_read<0>();
-        }
-        device::sync_warp();
-        if (lane < 4) {
-            shared.release_state(use);
         }
         device::bulk_wait_read<0>();
         device::sync_warp();
