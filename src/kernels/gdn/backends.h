@@ -47,10 +47,17 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem);
 [[nodiscard]] std::shared_ptr<GdnCall> make_fused_call(Problem problem,
                                                        const GdnKernelSet& kernels);
-/// On Hopper GPUs, in builds with HCP_CUDA. Backward takes so many heads at once that what its
-/// kernels leave for each other stays within `most_image_bytes`, or one key head.
-/// Errors: UsageError naming what it does not take.
-[[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(
-    Problem problem, std::int64_t most_image_bytes = std::int64_t{1} << 30);
+/// Where the backend on GPUs cuts its work.
+struct CudaLimits {
+    /// Backward takes so many heads at once that what its kernels leave for each other stays within
+    /// this, or one key head.
+    std::int64_t image_bytes = std::int64_t{1} << 30;
+    /// A segment of so many chunks of 64 tokens is two parts for summaries: in parts a head that
+    /// forgets nothing takes less time, but joining two takes that of some fifteen chunks.
+    std::int64_t chunks_of_two_summary_parts = 256;
+};
+/// On Hopper GPUs, in builds with HCP_CUDA. Errors: UsageError naming what it does not take.
+[[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(Problem problem,
+                                                      const CudaLimits& limits = {});
 
 }  // namespace hybridcp::gdn

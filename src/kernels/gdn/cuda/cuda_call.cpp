@@ -61,7 +61,7 @@ float* floats_of(const at::Tensor& x) {
 
 class CudaCall final : public GdnCall {
   public:
-    CudaCall(Problem problem, std::int64_t most_image_bytes)
+    CudaCall(Problem problem, const CudaLimits& limits)
         : problem_(std::move(problem)),
           q_(with_copyable_rows(with_whole_rows(problem_.inputs.q))),
           k_(with_copyable_rows(with_whole_rows(problem_.inputs.k))),
@@ -70,7 +70,10 @@ class CudaCall final : public GdnCall {
           beta_(problem_.inputs.beta.scalar_type() == at::kDouble
                     ? problem_.inputs.beta.to(at::kFloat)
                     : problem_.inputs.beta),
-          tables_(segment_tables(problem_.segments, v_.device(), problem_.value_heads())) {
+          tables_(segment_tables(problem_.segments,
+                                 v_.device(),
+                                 problem_.value_heads(),
+                                 limits.chunks_of_two_summary_parts)) {
         call_ = {.q = rows_of(q_),
                  .k = rows_of(k_),
                  .v = rows_of(v_),
@@ -94,13 +97,14 @@ class CudaCall final : public GdnCall {
                  .stream = nullptr};
         const std::int64_t all_bytes =
             problem_.value_heads() * std::int64_t{tables_->num_chunks} * kBytesOfHeadAndChunk;
-        const std::int64_t parts = (all_bytes + most_image_bytes - 1) / most_image_bytes;
+        const std::int64_t parts = (all_bytes + limits.image_bytes - 1) / limits.image_bytes;
         heads_of_part_ = std::max<std::int64_t>(
             1, (problem_.key_heads() + parts - 1) / std::max<std::int64_t>(parts, 1));
         // Fewer heads at once: more pieces of a segment.
         part_tables_ =
             segment_tables(problem_.segments, v_.device(),
-                           heads_of_part_ * problem_.value_heads() / problem_.key_heads());
+                           heads_of_part_ * problem_.value_heads() / problem_.key_heads(),
+                           limits.chunks_of_two_summary_parts);
     }
 
     /// The gates are on the device: telling would wait for it.
@@ -417,9 +421,9 @@ class CudaCall final : public GdnCall {
 
 }  // namespace
 
-std::shared_ptr<GdnCall> make_cuda_call(Problem problem, std::int64_t most_image_bytes) {
+std::shared_ptr<GdnCall> make_cuda_call(Problem problem, const CudaLimits& limits) {
     check_support(problem);
-    return std::make_shared<CudaCall>(std::move(problem), most_image_bytes);
+    return std::make_shared<CudaCall>(std::move(problem), limits);
 }
 
 }  // namespace hybridcp::gdn

@@ -19,9 +19,6 @@ std::int64_t num_pieces(std::int64_t chunks, std::int64_t chunks_of_share) {
 constexpr std::int64_t kLeastChunksOfRun = 8;
 /// What a run takes before its first chunk, in chunks.
 constexpr std::int64_t kChunksToFill = 3;
-/// Heads that forget nothing are walked from end to end for a summary: cut in parts, a long segment
-/// takes less time, but joining two takes that of some fifteen chunks.
-constexpr std::int64_t kLeastChunksOfSummary = 128;
 constexpr std::int64_t kMostSummaryParts = 4;
 /// With so many runs for each cluster those of any length balance.
 constexpr std::int64_t kMostWaves = 8;
@@ -169,17 +166,18 @@ void add_runs(HostTables& tables,
 void add_summary_parts(HostTables& tables,
                        std::size_t segments,
                        std::int64_t value_heads,
-                       std::int64_t clusters) {
+                       std::int64_t clusters,
+                       std::int64_t chunks_of_two) {
     std::int64_t walks = 0;
     for (const cuda::Piece& segment : tables.whole_segments) {
-        walks += segment.chunks >= 2 * kLeastChunksOfSummary ? (value_heads + 1) / 2 : 0;
+        walks += segment.chunks >= chunks_of_two ? (value_heads + 1) / 2 : 0;
     }
     const std::int64_t most =
         std::clamp<std::int64_t>(clusters / std::max<std::int64_t>(walks, 1), 1, kMostSummaryParts);
     auto slot = static_cast<std::int32_t>(segments);
     for (const cuda::Piece& segment : tables.whole_segments) {
         const auto parts = static_cast<std::int32_t>(
-            std::clamp<std::int64_t>(segment.chunks / kLeastChunksOfSummary, 1, most));
+            std::clamp<std::int64_t>(2 * segment.chunks / chunks_of_two, 1, most));
         const cuda::RunCut cut(segment.chunks, parts);
         for (std::int32_t part = parts - 1; part >= 0; --part) {
             cuda::Piece piece = segment;
@@ -201,7 +199,8 @@ void add_summary_parts(HostTables& tables,
 
 HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                             std::int64_t value_heads,
-                            int multiprocessors) {
+                            int multiprocessors,
+                            std::int64_t chunks_of_two_summary_parts) {
     HostTables tables;
     add_chunks(tables, offsets);
     const std::int64_t share = divide_up(
@@ -210,7 +209,8 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
         cut(tables.whole_segments, [&](std::int64_t chunks) { return num_pieces(chunks, share); });
     const std::int64_t clusters = std::max(multiprocessors / 2, 1);
     add_runs(tables, offsets.size() - 1, value_heads, clusters);
-    add_summary_parts(tables, offsets.size() - 1, value_heads, clusters);
+    add_summary_parts(tables, offsets.size() - 1, value_heads, clusters,
+                      chunks_of_two_summary_parts);
     return tables;
 }
 

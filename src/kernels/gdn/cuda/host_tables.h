@@ -27,8 +27,10 @@ struct HostTables {
     std::vector<cuda::SegmentRuns> segment_runs;
     std::int32_t num_checkpoints = 0;  // of a head
 };
+/// A segment of `chunks_of_two_summary_parts` or more is cut in parts for summaries.
 [[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                                           std::int64_t value_heads,
-                                          int multiprocessors);
+                                          int multiprocessors,
+                                          std::int64_t chunks_of_two_summary_parts = 256);
 
 }  // namespace hybridcp::gdn

@@ -25,22 +25,24 @@ void append(std::vector<std::int32_t>& words, const std::vector<Entry>& entries)
 
 std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
                                                     const at::Device& device,
-                                                    std::int64_t value_heads) {
+                                                    std::int64_t value_heads,
+                                                    std::int64_t chunks_of_two_summary_parts) {
     std::shared_ptr<const void>& kept = segments.backend_tables();
     std::vector<std::shared_ptr<const SegmentTables>> all;
     if (kept != nullptr) {
         all = *std::static_pointer_cast<const decltype(all)>(kept);
     }
     for (const auto& tables : all) {
-        if (tables->device == device && tables->value_heads == value_heads) {
+        if (tables->device == device && tables->value_heads == value_heads &&
+            tables->chunks_of_two_summary_parts == chunks_of_two_summary_parts) {
             return tables;
         }
     }
     cuda::DeviceTraits traits{};
     const char* error = cuda::read_device_traits(device.index(), traits);
     HCP_CHECK(error == nullptr, "gdn: device {}: {}", device.index(), error);
-    const HostTables host =
-        make_host_tables(segments.offsets(), value_heads, traits.multiprocessors);
+    const HostTables host = make_host_tables(segments.offsets(), value_heads,
+                                             traits.multiprocessors, chunks_of_two_summary_parts);
     std::vector<std::int32_t> words;
     append(words, host.chunks);
     append(words, host.pieces);
@@ -54,6 +56,7 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
             .to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
     tables->device = device;
     tables->value_heads = value_heads;
+    tables->chunks_of_two_summary_parts = chunks_of_two_summary_parts;
     tables->num_chunks = static_cast<std::int32_t>(host.chunks.size());
     tables->num_pieces = static_cast<std::int32_t>(host.pieces.size());
     tables->num_whole_segments = static_cast<std::int32_t>(host.whole_segments.size());

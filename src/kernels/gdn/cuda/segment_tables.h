@@ -16,7 +16,7 @@ namespace hybridcp::gdn {
 struct SegmentTables {
     at::Tensor memory;  // int32 on the device: the tables below, one after another
     at::Device device = at::kCUDA;
-    std::int64_t value_heads = 0;
+    std::int64_t value_heads = 0, chunks_of_two_summary_parts = 0;
     std::int32_t num_chunks = 0, num_pieces = 0, num_whole_segments = 0, num_runs = 0;
     std::int32_t num_summary_parts = 0;
     std::int32_t num_checkpoints = 0;  // of a head
@@ -38,8 +38,10 @@ struct SegmentTables {
 };
 
 /// Made once for a set of segments and kept with it.
-[[nodiscard]] std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
-                                                                  const at::Device& device,
-                                                                  std::int64_t value_heads);
+[[nodiscard]] std::shared_ptr<const SegmentTables> segment_tables(
+    const GdnSegments& segments,
+    const at::Device& device,
+    std::int64_t value_heads,
+    std::int64_t chunks_of_two_summary_parts);
 
 }  // namespace hybridcp::gdn
