@@ -125,34 +125,37 @@ Tensors long_reference(const GdnCase& gdn_case, std::int64_t head) {
             .narrow(1, which, 1)
             .to(at::kDouble);
     };
-    std::vector<std::shared_ptr<GdnCall>> calls;
-    std::vector<Tensor> o;
-    Tensor state = gdn_case.S_start.narrow(1, head, 1).to(at::kDouble);
-    for (std::int64_t begin = 0; begin < tokens; begin += kPiece) {
-        const std::int64_t length = std::min(kPiece, tokens - begin);
-        calls.push_back(make_gdn_call(
+    const auto call_at = [&](std::int64_t begin) {
+        return make_gdn_call(
             GdnBackend::kReference,
             {part(in.q, head / group, begin), part(in.k, head / group, begin),
              part(in.v, head, begin), part(in.g, head, begin), part(in.beta, head, begin)},
-            GdnSegments({0, length}), gdn_case.options));
-        const GdnOutput output = calls.back()->forward(state);
+            GdnSegments({0, std::min(kPiece, tokens - begin)}), gdn_case.options);
+    };
+    // A call holds every state of its tokens, so those of one piece at a time: made again backward.
+    std::vector<Tensor> o, starts;
+    Tensor state = gdn_case.S_start.narrow(1, head, 1).to(at::kDouble);
+    for (std::int64_t begin = 0; begin < tokens; begin += kPiece) {
+        starts.push_back(state);
+        const GdnOutput output = call_at(begin)->forward(state);
         o.push_back(output.o);
         state = output.S_end;
     }
     Tensors result{{"o", at::cat(o)}, {"S_end", state}};
     Tensor d_state = gdn_case.dS_end.narrow(1, head, 1).to(at::kDouble);
-    std::vector<Tensor> dv(calls.size()), dg(calls.size()), dbeta(calls.size()), dq(calls.size()),
-        dk(calls.size());
-    for (std::size_t i = calls.size(); i-- > 0;) {
-        const GdnGradients x = calls[i]->backward(
-            part(gdn_case.d_o, head, static_cast<std::int64_t>(i) * kPiece), d_state);
+    const std::size_t pieces = starts.size();
+    std::vector<Tensor> dv(pieces), dg(pieces), dbeta(pieces), dq(pieces), dk(pieces);
+    for (std::size_t i = pieces; i-- > 0;) {
+        const std::int64_t begin = static_cast<std::int64_t>(i) * kPiece;
+        const auto call = call_at(begin);
+        (void)call->forward(starts[i]);
+        const GdnGradients x = call->backward(part(gdn_case.d_o, head, begin), d_state);
         d_state = x.dS_start;
         dv[i] = x.dv;
         dg[i] = x.dg;
         dbeta[i] = x.dbeta;
         dq[i] = x.dq;
         dk[i] = x.dk;
-        calls[i].reset();
     }
     result["dS_start"] = d_state;
     result["dv"] = at::cat(dv);
