@@ -2,11 +2,13 @@
 // second-level cache overwritten between runs, whether repeats are equal in every bit, and the mean
 // size of each output (to compare two versions of a kernel; correctness is tests/gdn_cuda). On a
 // GPU only; for work on a kernel, `hcp bench gdn --device cuda` is what users see.
-//   nvcc -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo -I src -cudart static
-//   --generate-code=arch=compute_90a,code=sm_90a
-//       -o gdn_cuda_kernels bench/gdn_cuda_kernels.cu src/kernels/gdn/cuda/launch.cu
-//       src/kernels/gdn/cuda/host_tables.cpp
-//   ./gdn_cuda_kernels [KEY_HEADS VALUE_HEADS TOKENS ls16|zero25|none [REPEATS [KERNELS]]]
+//   nvcc="nvcc -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo -I src -cudart static
+//       --generate-code=arch=compute_90a,code=sm_90a"
+//   for o in bf16 fp16; do $nvcc -DHCP_OPERANDS=$o -c -o $o.o src/kernels/gdn/cuda/launch.cu; done
+//   $nvcc -o gdn_cuda_kernels bench/gdn_cuda_kernels.cu bf16.o fp16.o
+//       src/kernels/gdn/cuda/host_tables.cpp src/kernels/gdn/cuda/device_traits.cpp
+//   ./gdn_cuda_kernels [KEY_HEADS VALUE_HEADS TOKENS ls16|zero25|none [REPEATS [KERNELS
+//   [bf16|fp16]]]]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -173,6 +175,8 @@ int main(int argc, char** argv) {
     const int tokens = argc > 3 ? std::atoi(argv[3]) : 32768;
     const std::string gates = argc > 4 ? argv[4] : "ls16", only = argc > 6 ? argv[6] : "";
     const int repeats = argc > 5 ? std::atoi(argv[5]) : 30;
+    const bool in_fp16 = argc > 7 && argv[7] == std::string("fp16");
+    const Launches& kernels = in_fp16 ? fp16::launches() : bf16::launches();
     DeviceTraits traits{};
     check(read_device_traits(0, traits), "device");
     const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors);
@@ -199,6 +203,9 @@ int main(int argc, char** argv) {
     const Memory d_states(images * kStateBytes), d_values(images * kRowsBytes), d_start(4 * state);
     const Memory dq(2 * key_elements), dk(2 * key_elements), dv(2 * value_elements);
     const Memory dg(4 * size_t(tokens) * value_heads), dbeta(dg.bytes), S(4 * state), M(4 * state);
+    const Memory largest(4 * size_t(value_heads)), largest_gradients(largest.bytes);
+    check(cudaMemset(largest.data, 0, largest.bytes), "memset");
+    check(cudaMemset(largest_gradients.data, 0, largest.bytes), "memset");
     const Memory flush(size_t(256) << 20);
 
     const auto rows = [](const Memory& x, int heads) {
@@ -214,7 +221,8 @@ int main(int argc, char** argv) {
         .pieces = pieces.as<Piece>(),
         .num_pieces = static_cast<int32_t>(host.pieces.size()),
         .may_truncate = true,
-        .stream = nullptr};
+        .stream = nullptr,
+        .largest = largest.as<uint32_t>()};
     CallView whole_call = call;
     whole_call.pieces = whole.as<Piece>();
     whole_call.num_pieces = static_cast<int32_t>(host.whole_segments.size());
@@ -226,6 +234,9 @@ int main(int argc, char** argv) {
     const ForwardView forward = {rows(o, value_heads), nullptr,
                                  end.as<float>(),      q_norms.as<float>(),
                                  k_norms.as<float>(),  checkpoints};
+    const MagnitudesView of_values = {rows(v, value_heads), nullptr, largest.as<uint32_t>()};
+    const MagnitudesView of_gradients = {rows(d_o, value_heads), nullptr,
+                                         largest_gradients.as<uint32_t>()};
     const RemakeView remake = {nullptr, checkpoints, states.as<uint8_t>(), errors.as<uint8_t>(),
                                inverses.as<uint8_t>()};
     StateGradientView walk{};
@@ -233,38 +244,44 @@ int main(int argc, char** argv) {
     walk.q_norms = q_norms.as<float>();
     walk.k_norms = k_norms.as<float>();
     walk.inverses = inverses.as<uint8_t>();
+    walk.largest = of_gradients.largest;
     walk.d_start = d_start.as<float>();
     StateGradientView summary_walk = walk;
     summary_walk.summary_floor = -25.0F;
     walk.d_states = d_states.as<uint8_t>();
     walk.d_new_values = d_values.as<uint8_t>();
     const GradientsView gradients = {
-        walk.d_o,      walk.q_norms,   walk.k_norms,      remake.states, remake.errors,
-        walk.inverses, walk.d_states,  walk.d_new_values, dq.data,       dk.data,
-        dv.data,       dg.as<float>(), dbeta.as<float>(), value_heads};
+        walk.d_o,      walk.q_norms,  walk.k_norms,      remake.states,     remake.errors,
+        walk.inverses, walk.d_states, walk.d_new_values, walk.largest,      dq.data,
+        dk.data,       dv.data,       dg.as<float>(),    dbeta.as<float>(), value_heads};
     const SummaryView summary = {S.as<float>(), M.as<float>(), -25.0F};
     const std::vector<Run> runs = {
-        {"forward", [&] { return launch_forward(call, forward); }, {{"o", &o}, {".end", &end}}},
+        {"value_sizes", [&] { return kernels.magnitudes(call, of_values); }, {{".V", &largest}}},
+        {"forward", [&] { return kernels.forward(call, forward); }, {{"o", &o}, {".end", &end}}},
+        {"gradient_sizes",
+         [&] { return kernels.magnitudes(call, of_gradients); },
+         {{".dO", &largest_gradients}}},
         {"remake",
-         [&] { return launch_remake(run_call, remake); },
+         [&] { return kernels.remake(run_call, remake); },
          {{"H", &states}, {"E", &errors}}},
         {"state_gradient",
-         [&] { return launch_state_gradient(call, walk); },
+         [&] { return kernels.state_gradient(call, walk); },
          {{"dH", &d_states}, {"Z", &d_values}, {".d_start", &d_start}}},
         {"gradients",
-         [&] { return launch_gradients(call, gradients); },
+         [&] { return kernels.gradients(call, gradients); },
          {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
         {"backward",
          [&] {
-             const char* errors[] = {launch_remake(run_call, remake),
-                                     launch_state_gradient(call, walk),
-                                     launch_gradients(call, gradients)};
+             const char* errors[] = {in_fp16 ? kernels.magnitudes(call, of_gradients) : nullptr,
+                                     kernels.remake(run_call, remake),
+                                     kernels.state_gradient(call, walk),
+                                     kernels.gradients(call, gradients)};
              return *std::max_element(std::begin(errors), std::end(errors));
          },
          {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
-        {"summary", [&] { return launch_summary(whole_call, summary); }, {{".S", &S}, {".M", &M}}},
+        {"summary", [&] { return kernels.summary(whole_call, summary); }, {{".S", &S}, {".M", &M}}},
         {"gradient_summary",
-         [&] { return launch_state_gradient(whole_call, summary_walk); },
+         [&] { return kernels.state_gradient(whole_call, summary_walk); },
          {{".d_start", &d_start}}}};
     std::printf("(%d, %d) %d tokens %s, %d repeats\n", key_heads, value_heads, tokens,
                 gates.c_str(), repeats);

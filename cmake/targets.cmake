@@ -66,14 +66,18 @@ function(hcp_isa_sources name)
     endforeach()
 endfunction()
 
-# hcp_test(layout_test LABELS unit LIBRARIES hcp_layout [TORCH]) in tests/layout: layout_test.cpp, run by ctest
+# hcp_test(layout_test LABELS unit LIBRARIES hcp_layout [TORCH]) in tests/layout: layout_test.cpp, run by ctest. MAIN: another
+# file than that.
 function(hcp_test path)
-    cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "LABELS;LIBRARIES;SOURCES" ${ARGN})
+    cmake_parse_arguments(ARG "TORCH" "TIMEOUT;MAIN" "LABELS;LIBRARIES;SOURCES" ${ARGN})
     get_filename_component(_name ${path} NAME)
     if(NOT ARG_TIMEOUT)
         set(ARG_TIMEOUT 300)
     endif()
-    add_executable(${_name} ${path}.cpp ${ARG_SOURCES})
+    if(NOT ARG_MAIN)
+        set(ARG_MAIN ${path}.cpp)
+    endif()
+    add_executable(${_name} ${ARG_MAIN} ${ARG_SOURCES})
     target_link_libraries(${_name} PRIVATE hcp_options ${ARG_LIBRARIES} GTest::gtest GTest::gtest_main)
     target_include_directories(${_name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
     target_compile_definitions(${_name} PRIVATE

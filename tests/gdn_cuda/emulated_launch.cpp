@@ -1,38 +1,8 @@
 #include "gdn_cuda/emulated_launch.h"
 
 #include "kernels/gdn/cuda/parameters.cuh"
-#include "simt/launch.h"
 
-namespace hybridcp::test {
-namespace {
-
-std::uint64_t seed_now = 1;
-int launches = 0;
-
-template <class Kernel>
-const char* run(const gdn::cuda::Grid& grid, Kernel kernel) {
-    ++launches;
-    simt::launch({.blocks = static_cast<std::uint32_t>(grid.blocks),
-                  .threads = grid.threads,
-                  .cluster = grid.cluster,
-                  .shared_bytes = grid.shared_bytes,
-                  .seed = seed_now},
-                 kernel);
-    return nullptr;
-}
-
-}  // namespace
-
-void set_emulated_seed(std::uint64_t seed) {
-    seed_now = seed;
-}
-int emulated_launches() {
-    return launches;
-}
-
-}  // namespace hybridcp::test
-
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t tokens, int32_t heads) {
     const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * 2; };
@@ -48,12 +18,15 @@ const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t token
     return nullptr;
 }
 
-const char* read_device_traits(int /*device*/, DeviceTraits& traits) {
-    traits = {.major = 9, .minor = 0, .multiprocessors = 132};
-    return nullptr;
-}
-void* current_stream(int /*device*/) {
-    return nullptr;
+namespace {
+
+template <class Kernel>
+const char* run(const Grid& grid, Kernel kernel) {
+    return test::run_emulated({.blocks = grid.blocks,
+                               .threads = grid.threads,
+                               .shared_bytes = grid.shared_bytes,
+                               .cluster = grid.cluster},
+                              kernel);
 }
 
 template <class Config, class View>
@@ -63,9 +36,8 @@ const char* walk(const CallView& call, const View& view) {
     }
     ForwardParams p{};
     const char* error = fill(p, call, view);
-    return error != nullptr
-               ? error
-               : test::run(forward_grid<Config>(call), [&] { forward_kernel<Config>(p); });
+    return error != nullptr ? error
+                            : run(forward_grid<Config>(call), [&] { forward_kernel<Config>(p); });
 }
 const char* launch_forward(const CallView& call, const ForwardView& view) {
     return walk<OutputConfig>(call, view);
@@ -76,15 +48,21 @@ const char* launch_remake(const CallView& call, const RemakeView& view) {
 const char* launch_summary(const CallView& call, const SummaryView& view) {
     return walk<SummaryConfig>(call, view);
 }
+const char* launch_magnitudes(const CallView& call, const MagnitudesView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
+    const MagnitudesParams p = magnitudes_params(call, view);
+    return run(magnitudes_grid(p), [&] { magnitudes_kernel(p); });
+}
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
     if (call.num_pieces == 0) {
         return nullptr;
     }
     StateGradientParams p{};
     const char* error = fill(p, call, view);
-    return error != nullptr
-               ? error
-               : test::run(state_gradient_grid(call), [&] { state_gradient_kernel(p); });
+    return error != nullptr ? error
+                            : run(state_gradient_grid(call), [&] { state_gradient_kernel(p); });
 }
 const char* launch_gradients(const CallView& call, const GradientsView& view) {
     if (call.num_pieces == 0) {
@@ -94,7 +72,16 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
     const char* error = fill(p, call, view);
     return error != nullptr
                ? error
-               : test::run(gradients_grid(call, 2), [&] { gradients_kernel<GradientsConfig>(p); });
+               : run(gradients_grid(call, 2), [&] { gradients_kernel<GradientsConfig>(p); });
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace
+
+const Launches& launches() {
+    static constexpr Launches kLaunches = {launch_forward,   launch_remake,
+                                           launch_summary,   launch_state_gradient,
+                                           launch_gradients, launch_magnitudes};
+    return kLaunches;
+}
+
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

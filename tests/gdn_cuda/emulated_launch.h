@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace hybridcp::test {
 
@@ -10,5 +11,12 @@ namespace hybridcp::test {
 void set_emulated_seed(std::uint64_t seed);
 /// Launches so far.
 [[nodiscard]] int emulated_launches();
+
+struct EmulatedGrid {
+    std::int64_t blocks;
+    std::uint32_t threads, shared_bytes, cluster;
+};
+/// Returns null, as a launch does.
+const char* run_emulated(const EmulatedGrid& grid, const std::function<void()>& kernel);
 
 }  // namespace hybridcp::test

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "gdn_cuda/operands.h"
 #include "gdn_cuda/support.h"
 
 namespace hybridcp::test {
@@ -16,7 +17,8 @@ namespace {
 using namespace gdn::cuda;  // NOLINT(google-build-using-namespace)
 using at::Tensor;
 
-constexpr double kBar = 5e-3;
+// Operands in fp16 have 11 bits for 8; o is rounded to bf16.
+constexpr double kBar = kFp16 ? 1e-3 : 5e-3, kOutputBar = kFp16 ? 2.5e-3 : 5e-3;
 
 struct Run {
     int pieces = 1;
@@ -31,8 +33,22 @@ struct Launch {
     ForwardParams params{};
     Tables tables;
     std::vector<SegmentRuns> segment_runs;
+    std::vector<std::uint32_t> largest;
     simt::LaunchOptions options;
 };
+
+// Of v and start states, as bits.
+std::vector<std::uint32_t> largest_of(const GdnProblem& problem) {
+    std::vector<std::uint32_t> bits;
+    for (std::int64_t head = 0; head < problem.heads(); ++head) {
+        auto most = problem.inputs.v.select(1, head).to(at::kFloat).abs().nan_to_num().max();
+        if (problem.S_start.defined()) {
+            most = at::maximum(most, problem.S_start.select(1, head).abs().nan_to_num().max());
+        }
+        bits.push_back(std::bit_cast<std::uint32_t>(most.item<float>()));
+    }
+    return bits;
+}
 
 template <class Config>
 Launch make_launch(const GdnProblem& problem, const Run& run) {
@@ -46,6 +62,7 @@ Launch make_launch(const GdnProblem& problem, const Run& run) {
     p.num_pieces = static_cast<std::int32_t>(launch.tables.pieces.size());
     p.may_truncate = run.may_truncate;
     p.summary_floor = run.summary_floor;
+    launch.largest = largest_of(problem);
     simt::LaunchOptions& options = launch.options;
     options = {.blocks = static_cast<std::uint32_t>(2 * problem.heads() * p.num_pieces),
                .threads = Config::kThreads,
@@ -65,6 +82,8 @@ template <class Config>
 void start(Launch& launch) {
     launch.params.chunks = launch.tables.chunks.data();
     launch.params.pieces = launch.tables.pieces.data();
+    launch.params.largest = launch.largest.data();
+    launch.options.buffers.push_back(buffer(launch.largest));
     launch.options.buffers.push_back(buffer(launch.tables.chunks));
     launch.options.buffers.push_back(buffer(launch.tables.pieces));
     simt::launch(launch.options, [&] { forward_kernel<Config>(launch.params); });
@@ -140,7 +159,7 @@ void expect_forward(const GdnProblem& problem, const Run& run, const std::string
     SCOPED_TRACE(what);
     const Forward out = run_forward(problem, run);
     const GdnOutput expected = reference_forward(problem);
-    expect_rows_close(out.o, expected.o, problem.offsets, kBar, "o");
+    expect_rows_close(out.o, expected.o, problem.offsets, kOutputBar, "o");
     for (std::int64_t segment = 0; segment < problem.segments(); ++segment) {
         const auto at = static_cast<std::size_t>(segment);
         if (problem.offsets[at] < problem.offsets[at + 1]) {  // else nobody writes
@@ -240,7 +259,7 @@ TEST(ForwardKernel, NanStaysInItsSegmentAndHead) {
     for (const auto& [begin, end] : {std::pair{0, 70}, std::pair{140, 250}}) {
         EXPECT_LE(relative_error(out.o.slice(0, begin, end).select(1, 0),
                                  expected.o.slice(0, begin, end).select(1, 0)),
-                  kBar);
+                  kOutputBar);
     }
     for (const int segment : {0, 2}) {
         EXPECT_LE(relative_error(out.S_end[segment][0], expected.S_end[segment][0]), kBar);
@@ -287,8 +306,9 @@ Remade run_remake(const GdnProblem& problem, const Run& run) {
     }
     ForwardParams& p = launch.params;
     const std::int64_t heads = problem.heads(), chunks = p.shape.num_chunks;
-    Remade out = {.states = poisoned({heads, chunks, 4, 64, 64}, at::kBFloat16),
-                  .errors = poisoned({heads, chunks, 2, 64, 64}, at::kBFloat16),
+    constexpr auto kOperand = kFp16 ? at::kHalf : at::kBFloat16;
+    Remade out = {.states = poisoned({heads, chunks, 4, 64, 64}, kOperand),
+                  .errors = poisoned({heads, chunks, 2, 64, 64}, kOperand),
                   .inverses = poisoned({heads, chunks, 1, 64, 64}, at::kHalf)};
     p.states = reinterpret_cast<std::uint16_t*>(writable(launch, out.states));
     p.errors = reinterpret_cast<std::uint16_t*>(writable(launch, out.errors));
@@ -297,6 +317,16 @@ Remade run_remake(const GdnProblem& problem, const Run& run) {
     out.states = unswizzled(out.states);
     out.errors = unswizzled(out.errors);
     out.inverses = unswizzled(out.inverses);
+    for (std::int64_t head = 0; head < heads; ++head) {
+        const int exponent =
+            kFp16 ? exponent_of(launch.largest[static_cast<std::size_t>(head)]) : 0;
+        for (Tensor* x : {&out.states, &out.errors}) {
+            if (head == 0) {
+                *x = x->to(at::kFloat);
+            }
+            x->select(0, head).mul_(std::exp2(exponent));
+        }
+    }
     return out;
 }
 
@@ -413,6 +443,24 @@ TEST(ForwardKernel, Summaries) {
     expect_states_close(fast.S, expected.S, kBar, "S, truncated");
     expect_states_close(fast.M.slice(1, 0, 2), expected.M.slice(1, 0, 2), kBar, "M, truncated");
     EXPECT_EQ(fast.M[2][2].abs().sum().item<float>(), 0);
+}
+
+// Head 2 keeps 1e-14 of its start: of M all bits count, however small it is.
+TEST(ForwardKernel, SmallTransitionsAreAsExact) {
+    const GdnProblem problem = make_problem({.offsets = {0, 320}, .group = 3, .log_decay = -0.1});
+    GdnInputs wide;
+    wide.q = problem.inputs.q.to(at::kDouble);
+    wide.k = problem.inputs.k.to(at::kDouble);
+    wide.v = problem.inputs.v.to(at::kDouble);
+    wide.g = problem.inputs.g.to(at::kDouble);
+    wide.beta = problem.inputs.beta.to(at::kDouble);
+    const Tensor expected =
+        make_gdn_call(GdnBackend::kReference, wide, problem.offsets, problem.options)->summary().M;
+    const Tensor M = run_summary(problem, {.seed = 3}).M;
+    for (std::int64_t head = 0; head < 3; ++head) {
+        EXPECT_LE(relative_error(M[0][head], expected[0][head]), kBar) << head;
+    }
+    EXPECT_LT(expected[0][2].abs().max().item<double>(), 1e-9);
 }
 
 TEST(ForwardKernel, LeavesCheckpointsAndTheSameOutputs) {

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "gdn_cuda/operands.h"
 #include "gdn_cuda/support.h"
 #include "kernels/gdn/cuda/pieces.cuh"
 

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
+#include "gdn_cuda/operands.h"
+#include "kernels/gdn/cuda/head_scale.cuh"
 #include "simt/half.h"
 #include "simt/swizzle.h"
 
@@ -14,6 +17,7 @@ namespace {
 
 using gdn::cuda::Chunk;
 using gdn::cuda::kChunkTokens;
+using gdn::cuda::kFp16;
 using gdn::cuda::kHeadDim;
 using gdn::cuda::kPanelBytes;
 
@@ -41,9 +45,9 @@ at::Tensor make_gates(Gates gates, at::IntArrayRef shape, const at::Generator& g
     return g;
 }
 
-/// The panels of rows x columns, both multiples of 64, one after another.
-void put_panels(const at::Tensor& matrix, bool as_f16, std::uint8_t* to) {
-    const at::Tensor floats = matrix.to(at::kFloat).contiguous();
+/// The panels of rows x columns, both multiples of 64, one after another, over 2^exponent.
+void put_panels(const at::Tensor& matrix, int exponent, bool as_f16, std::uint8_t* to) {
+    const at::Tensor floats = (matrix * std::exp2(-exponent)).to(at::kFloat).contiguous();
     const auto* values = floats.const_data_ptr<float>();
     const auto rows = static_cast<std::uint32_t>(floats.size(0));
     const auto columns = static_cast<std::uint32_t>(floats.size(1));
@@ -149,14 +153,32 @@ void remake_head(const GradientsProblem& problem,
         const at::Tensor before = pass_back(chunk, problem.scale, gradient, z);
         const std::size_t at = static_cast<std::size_t>(head) * made.chunks.size() + i;
         Images& to = made.images;
-        put_panels(padded(chunk.errors, kHeadDim), false, &to.errors[at * gdn::cuda::kRowsBytes]);
-        put_panels(padded(z, kHeadDim), false, &to.value_gradients[at * gdn::cuda::kRowsBytes]);
-        put_panels(padded_inverse(chunk.inverse), true,
+        const auto index = static_cast<std::size_t>(head);
+        const int exponent = gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest[index]) : 0;
+        const int of_gradients =
+            gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest_gradients[index]) : 0;
+        put_panels(padded(chunk.errors, kHeadDim), exponent, kFp16,
+                   &to.errors[at * gdn::cuda::kRowsBytes]);
+        put_panels(padded(z, kHeadDim), of_gradients, kFp16,
+                   &to.value_gradients[at * gdn::cuda::kRowsBytes]);
+        put_panels(padded_inverse(chunk.inverse), 0, true,
                    &to.inverses[at * gdn::cuda::kInverseBytes]);
-        put_panels(chunk.state.t(), false, &to.states[at * gdn::cuda::kStateBytes]);
-        put_panels(gradient.t(), false, &to.state_gradients[at * gdn::cuda::kStateBytes]);
+        put_panels(chunk.state.t(), exponent, kFp16, &to.states[at * gdn::cuda::kStateBytes]);
+        put_panels(gradient.t(), of_gradients, kFp16,
+                   &to.state_gradients[at * gdn::cuda::kStateBytes]);
         gradient = before;
     }
+}
+
+/// Of each head of rows and of states, in bits.
+std::vector<std::uint32_t> largest_of(const at::Tensor& rows, const at::Tensor& states) {
+    const at::Tensor most =
+        at::maximum(rows.abs().amax({0, 2}), states.abs().amax({0, 2, 3})).to(at::kFloat);
+    std::vector<std::uint32_t> bits;
+    for (std::int64_t head = 0; head < most.size(0); ++head) {
+        bits.push_back(std::bit_cast<std::uint32_t>(most[head].item<float>()));
+    }
+    return bits;
 }
 
 }  // namespace
@@ -182,15 +204,24 @@ GradientsProblem make_problem(const GradientsCase& wanted) {
     }
     in.q = rounded(in.q);
     in.k = rounded(in.k);
-    in.v = rounded(normal({tokens, heads, kHeadDim}));
+    in.v = rounded(wanted.value_size * normal({tokens, heads, kHeadDim}));
     in.g = make_gates(wanted.gates, {tokens, heads}, generator).to(at::kFloat).to(at::kDouble);
     in.beta = rounded(2 * at::rand({tokens, heads}, generator, at::kDouble));
     in.beta.slice(0, 1, tokens, 7).fill_(0.0);
     in.beta.slice(0, 4, tokens, 7).fill_(2.0);
-    problem.d_o = rounded(normal({tokens, heads, kHeadDim})) * (wanted.has_d_o ? 1.0 : 0.0);
+    problem.d_o = rounded(wanted.gradient_size * normal({tokens, heads, kHeadDim})) *
+                  (wanted.has_d_o ? 1.0 : 0.0);
     const double size = wanted.has_states ? 1.0 : 0.0;
-    problem.S_start = size * normal({segments, heads, kHeadDim, kHeadDim});
-    problem.dS_end = size * 0.1 * normal({segments, heads, kHeadDim, kHeadDim});
+    problem.S_start = size * wanted.value_size * normal({segments, heads, kHeadDim, kHeadDim});
+    problem.dS_end =
+        size * 0.1 * wanted.gradient_size * normal({segments, heads, kHeadDim, kHeadDim});
+    for (std::int64_t head = 1; head < heads; ++head) {  // exact powers of two
+        in.v.select(1, head).mul_(std::exp2(wanted.head_step * static_cast<int>(head)));
+        problem.S_start.select(1, head).mul_(std::exp2(wanted.head_step * static_cast<int>(head)));
+        problem.d_o.select(1, head).mul_(std::exp2(-2 * wanted.head_step * static_cast<int>(head)));
+        problem.dS_end.select(1, head).mul_(
+            std::exp2(-2 * wanted.head_step * static_cast<int>(head)));
+    }
     return problem;
 }
 
@@ -217,6 +248,8 @@ Remade remake(const GradientsProblem& problem) {
     }
     first.push_back(made.chunks.size());
     const std::size_t count = made.chunks.size() * static_cast<std::size_t>(heads);
+    made.largest = largest_of(problem.inputs.v, problem.S_start);
+    made.largest_gradients = largest_of(problem.d_o, problem.dS_end);
     made.images.errors.resize(count * gdn::cuda::kRowsBytes);
     made.images.value_gradients.resize(count * gdn::cuda::kRowsBytes);
     made.images.inverses.resize(count * gdn::cuda::kInverseBytes);

@@ -30,9 +30,12 @@ struct GradientsCase {
     std::int64_t padding = 0;    // NaN tokens after the last segment
     std::uint32_t blocks = 2;    // at most; fewer than chunks x key heads: some take several
     std::uint64_t seed = 1;
-    /// Larger where few tokens miss the bar of 8e-3, which is then not met
-    /// (bench/results/2026-11-30-gdn-hopper.md).
-    double dg_bar = 8e-3;
+    /// Of operands in bf16 larger where few tokens miss the bar of 8e-3, for which backward takes
+    /// fp16.
+    double bf16_dg_bar = 8e-3;
+    double value_size = 1, gradient_size = 1;  // of v and start states, of d_o and dS_end
+    int head_step = 0;  // each head's values are so many binades above, gradients twice so many
+                        // below those of the head before
 };
 
 /// Inputs as the kernels take them, before any poison: q, k, v, d_o and beta rounded.
@@ -49,14 +52,16 @@ struct GradientsProblem {
 /// The contract's answer in fp64.
 [[nodiscard]] GdnGradients reference_gradients(const GradientsProblem& problem);
 
-/// By value head and chunk, as problem.cuh lays them out.
+/// By value head and chunk, as problem.cuh lays them out, in fp16 over the powers of two that
+/// `largest` says.
 struct Images {
     std::vector<std::uint8_t> errors, value_gradients, inverses, states, state_gradients;
 };
 struct Remade {
     std::vector<gdn::cuda::Chunk> chunks;
     Images images;
-    at::Tensor r_k, r_q;  // [Hqk, T] fp32
+    std::vector<std::uint32_t> largest, largest_gradients;  // [Hv]
+    at::Tensor r_k, r_q;                                    // [Hqk, T] fp32
 };
 [[nodiscard]] Remade remake(const GradientsProblem& problem);
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_inv.h>
@@ -13,8 +14,12 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Half.h>
 
+#include <bit>
+
+#include "gdn_cuda/operands.h"
 #include "gdn_cuda/support.h"
 #include "kernels/gdn_support.h"
+#include "simt/half.h"
 #include "simt/launch.h"
 
 namespace hybridcp::test {
@@ -22,8 +27,8 @@ namespace {
 
 namespace cuda = gdn::cuda;
 
-/// [64, columns] of a panel image, columns a multiple of 64.
-at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns) {
+/// [64, columns] of a panel image of operands times 2^exponent, columns a multiple of 64.
+at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns, int exponent) {
     at::Tensor x = at::empty({rows, columns}, at::kDouble);
     auto* values = x.mutable_data_ptr<double>();
     for (int64_t r = 0; r < rows; ++r) {
@@ -33,7 +38,10 @@ at::Tensor from_panels(const uint8_t* image, int64_t rows, int64_t columns) {
                 device::swizzle_128(static_cast<uint32_t>(128 * (r % 64) + 2 * (c % 64)));
             uint16_t bits;
             std::memcpy(&bits, image + panel * cuda::kPanelBytes + at, 2);
-            values[r * columns + c] = c10::BFloat16(bits, c10::BFloat16::from_bits());
+            const double value = cuda::kFp16
+                                     ? double{simt::f16_value(bits)}
+                                     : double{c10::BFloat16(bits, c10::BFloat16::from_bits())};
+            values[r * columns + c] = std::ldexp(value, exponent);
         }
     }
     return x;
@@ -48,6 +56,7 @@ struct Walk {
     std::vector<cuda::Chunk> chunks;
     at::Tensor q_norms, k_norms;  // [Hk, T]
     std::vector<uint8_t> inverses, d_states, d_new_values;
+    std::vector<uint32_t> largest;  // [heads], bits
     at::Tensor d_start;
 
     [[nodiscard]] at::Tensor rows(const at::Tensor& x,
@@ -69,6 +78,23 @@ struct Walk {
             (rows(in.beta, chunk, head).unsqueeze(1) * at::matmul(k, k.t()) * gaps).tril(-1);
         const at::Tensor T = at::linalg_inv(at::eye(chunk.tokens, at::kDouble) + L);
         return {T, sums};
+    }
+    /// Of finite numbers of segments.
+    void find_largest(bool with_d_end) {
+        const auto head_maxima = [](const at::Tensor& x) {
+            const at::Tensor size = x.to(at::kFloat).abs().transpose(0, 1).flatten(1);
+            return at::where(size.isfinite(), size, 0.0).amax(1);
+        };
+        at::Tensor most = head_maxima(problem.d_o.slice(0, 0, problem.offsets.back()));
+        if (with_d_end && problem.dS_end.defined()) {
+            most = at::maximum(most, head_maxima(problem.dS_end));
+        }
+        for (int64_t head = 0; head < most.size(0); ++head) {
+            largest.push_back(std::bit_cast<uint32_t>(most[head].item<float>()));
+        }
+    }
+    [[nodiscard]] int exponent(int64_t head) const {
+        return cuda::kFp16 ? cuda::exponent_of(largest[static_cast<std::size_t>(head)]) : 0;
     }
     void write_inverses() {
         const int64_t heads = problem.inputs.v.size(1);
@@ -113,6 +139,7 @@ Walk walk(const GdnCase& problem, const Run& run) {
     w.q_norms = norms(in.q);
     w.k_norms = norms(in.k);
     w.write_inverses();
+    w.find_largest(!run.summary);
     const int64_t heads = in.v.size(1);
     const std::size_t images = static_cast<std::size_t>(heads) * w.chunks.size();
     w.d_states.assign(images * cuda::kStateBytes, 0xff);
@@ -135,6 +162,7 @@ Walk walk(const GdnCase& problem, const Run& run) {
         .q_norms = w.q_norms.data_ptr<float>(),
         .k_norms = w.k_norms.data_ptr<float>(),
         .inverses = w.inverses.data(),
+        .largest = w.largest.data(),
         .d_end =
             problem.dS_end.defined() && !run.summary ? problem.dS_end.data_ptr<float>() : nullptr,
         .d_start = w.d_start.data_ptr<float>(),
@@ -181,8 +209,9 @@ void check_states(const Walk& w, double bar) {
             const at::Tensor at_start = gradient_before(problem, begin, end, d_end);
             for (int64_t head = 0; head < heads; ++head) {
                 const int64_t at = head * static_cast<int64_t>(w.chunks.size()) + index;
-                const at::Tensor state =
-                    from_panels(w.d_states.data() + at * cuda::kStateBytes, 128, 128).t();
+                const at::Tensor state = from_panels(w.d_states.data() + at * cuda::kStateBytes,
+                                                     128, 128, w.exponent(head))
+                                             .t();
                 if (expected[head].norm().item<double>() > 1e-6) {
                     EXPECT_LT(relative_error(state, expected[head]), bar) << index << " " << head;
                 }
@@ -212,7 +241,7 @@ void check_new_values(const Walk& w, double bar) {
                 Z.slice(1, 64 * half, 64 * half + 64)
                     .copy_(from_panels(w.d_new_values.data() + at * cuda::kRowsBytes +
                                            static_cast<std::size_t>(half) * cuda::kPanelBytes,
-                                       64, 64));
+                                       64, 64, w.exponent(head)));
             }
             const auto& chunk = w.chunks[c];
             const at::Tensor T = w.factors(chunk, head).T;
@@ -226,7 +255,7 @@ void check_new_values(const Walk& w, double bar) {
     }
 }
 
-constexpr double kBar = 5e-3;
+constexpr double kBar = cuda::kFp16 ? 1e-3 : 5e-3;
 
 TEST(StateGradient, MatchesTheReference) {
     for (const std::int64_t tokens : {1, 63, 64, 65, 200}) {

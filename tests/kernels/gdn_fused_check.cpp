@@ -73,7 +73,7 @@ void check_bf16(const FusedCase& problem,
             count.all += 1;
             count.above += honest > bar ? 1 : 0;
             count.unlucky += unlucky ? 1 : 0;
-            if (honest <= bar) {
+            if (honest <= bar || rule.beyond_bf16) {
                 EXPECT_LE(error, bar) << name << ", the emulation's is " << honest;
             }
         }

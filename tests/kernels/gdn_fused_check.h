@@ -28,6 +28,8 @@ struct Bf16Rule {
     /// Up to so many times the yardstick a miss counts as luck: where one number is most of a
     /// tensor, its roundings may or may not cancel. The test bounds how often.
     double luck = 1.5;
+    /// Within the bars where honest arithmetic in bf16 is not, too.
+    bool beyond_bf16 = false;
 };
 
 /// Each variant within 1.5 times the error of honest bf16 arithmetic, and within the bars where

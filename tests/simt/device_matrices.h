@@ -61,6 +61,7 @@ struct ProductOperands {
     Major a_major;
     Major b_major;
     bool add;
+    bool f16 = false;  // A and B; else bf16
 };
 void start_product(ProductOperands operands, const Site& site);
 
@@ -81,6 +82,24 @@ void wgmma_shared(float (&d)[Half],
                   const Site& site = Site::current()) {
     static_assert(Half == 16 || Half == 32 || Half == 64);
     start_product({d, 2 * Half, nullptr, a_tile, b_tile, MajorA, MajorB, add}, site);
+}
+template <Major MajorB, int Half>
+void wgmma_registers_f16(float (&d)[Half],
+                         const uint32_t (&a)[4],
+                         uint64_t b_tile,
+                         bool add,
+                         const Site& site = Site::current()) {
+    static_assert(Half == 16 || Half == 32 || Half == 64);
+    start_product({d, 2 * Half, a, 0, b_tile, Major::kK, MajorB, add, true}, site);
+}
+template <Major MajorA, Major MajorB, int Half>
+void wgmma_shared_f16(float (&d)[Half],
+                      uint64_t a_tile,
+                      uint64_t b_tile,
+                      bool add,
+                      const Site& site = Site::current()) {
+    static_assert(Half == 16 || Half == 32 || Half == 64);
+    start_product({d, 2 * Half, nullptr, a_tile, b_tile, MajorA, MajorB, add, true}, site);
 }
 
 /// Nothing to do here: g++ knows nothing of registers that change behind its back, and d is passed

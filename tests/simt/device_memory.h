@@ -56,6 +56,12 @@ void store_global(T* address, T value, const Site& site = Site::current()) {
     check_global_access(address, sizeof(T), true, site);
     *address = value;
 }
+inline void atomic_max_global(uint32_t* address,
+                              uint32_t value,
+                              const Site& site = Site::current()) {
+    check_global_access(address, sizeof(value), true, site);
+    *address = *address < value ? value : *address;
+}
 
 struct TensorPosition {
     int32_t x, y, z;

@@ -83,6 +83,14 @@ inline Float2 unpack_f16(uint32_t packed) {
     return {simt::f16_value(static_cast<uint16_t>(packed)),
             simt::f16_value(static_cast<uint16_t>(packed >> 16))};
 }
+uint32_t multiply_bf16(uint32_t a, uint32_t b);
+uint32_t larger_bf16(uint32_t a, uint32_t b);
+inline uint32_t bits_of(float x) {
+    return std::bit_cast<uint32_t>(x);
+}
+inline float float_of(uint32_t bits) {
+    return std::bit_cast<float>(bits);
+}
 inline float exp2_approximate(float x) {
     const float y = std::exp2(x);
     return y < 0x1p-126F ? 0.0F : y;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "simt/test_kernels.h"
 
 namespace hybridcp::simt {
@@ -19,8 +21,28 @@ struct ProductParams {
     float* c;  // 64 x N
 };
 
+// A step of 16 of d += A B: A as this lane's address for load_matrix, or as a descriptor.
+template <Major MajorB, bool F16, int Half>
+void multiply_registers(float (&d)[Half], uint32_t a, uint64_t b, bool add) {
+    uint32_t fragment[4];
+    device::load_matrix(fragment, a);
+    if constexpr (F16) {
+        device::wgmma_registers_f16<MajorB>(d, fragment, b, add);
+    } else {
+        device::wgmma_registers<MajorB>(d, fragment, b, add);
+    }
+}
+template <Major MajorA, Major MajorB, bool F16, int Half>
+void multiply_shared(float (&d)[Half], uint64_t a, uint64_t b, bool add) {
+    if constexpr (F16) {
+        device::wgmma_shared_f16<MajorA, MajorB>(d, a, b, add);
+    } else {
+        device::wgmma_shared<MajorA, MajorB>(d, a, b, add);
+    }
+}
+
 // C = A B for one warpgroup: A and B come by TMA with the 128-byte swizzle.
-template <int N, SourceOfA Source, Major MajorB>
+template <int N, SourceOfA Source, Major MajorB, bool F16>
 void product_kernel(const ProductParams& p) {
     static constexpr Major kMajorA = Source == SourceOfA::kSharedMn ? Major::kMn : Major::kK;
     const uint32_t a = device::shared_base();
@@ -48,14 +70,12 @@ void product_kernel(const ProductParams& p) {
     for (uint32_t k = 0; k < 4; ++k) {
         const uint64_t step_b = device::advance(tile_b, k * (MajorB == Major::kK ? 32 : 2048));
         if constexpr (Source == SourceOfA::kRegisters) {
-            uint32_t fragment[4];
             const uint32_t row = 16 * device::warp_index() + lane % 16;
-            device::load_matrix(fragment,
-                                device::swizzle_128(a + row * 128 + k * 32 + lane / 16 * 16));
-            device::wgmma_registers<MajorB>(d, fragment, step_b, k > 0);
+            multiply_registers<MajorB, F16>(
+                d, device::swizzle_128(a + row * 128 + k * 32 + lane / 16 * 16), step_b, k > 0);
         } else {
             const uint64_t step_a = device::advance(tile_a, k * (kMajorA == Major::kK ? 32 : 2048));
-            device::wgmma_shared<kMajorA, MajorB>(d, step_a, step_b, k > 0);
+            multiply_shared<kMajorA, MajorB, F16>(d, step_a, step_b, k > 0);
         }
     }
     device::wgmma_commit();
@@ -67,22 +87,23 @@ void product_kernel(const ProductParams& p) {
     }
 }
 
-template <int N, SourceOfA Source, Major MajorB>
+template <int N, SourceOfA Source, Major MajorB, bool F16>
 void expect_product() {
     const bool a_by_k = Source != SourceOfA::kSharedMn;
     const bool b_by_k = MajorB == Major::kK;
-    Matrix a = Matrix::numbered(64, kTileK);
-    Matrix b = b_by_k ? Matrix::numbered(N, kTileK) : Matrix::numbered(kTileK, N);
+    const Matrix a = Matrix::numbered(64, kTileK);
+    const Matrix b = b_by_k ? Matrix::numbered(N, kTileK) : Matrix::numbered(kTileK, N);
     for (uint64_t seed = 0; seed < 3; ++seed) {
         std::vector<float> c(std::size_t{64} * N);
-        const ProductParams params{a.map(64), b.map(b_by_k ? N : 64), c.data()};
+        Matrix a_bits = F16 ? a.in_f16() : a, b_bits = F16 ? b.in_f16() : b;
+        const ProductParams params{a_bits.map(64), b_bits.map(b_by_k ? N : 64), c.data()};
         launch({.threads = 128,
                 .shared_bytes = 3 * kTileBytes + 16,
                 .seed = seed,
-                .buffers = {{a.bits.data(), a.bits.size() * 2, false},
-                            {b.bits.data(), b.bits.size() * 2, false},
+                .buffers = {{a_bits.bits.data(), a_bits.bits.size() * 2, false},
+                            {b_bits.bits.data(), b_bits.bits.size() * 2, false},
                             {c.data(), c.size() * 4}}},
-               [&] { product_kernel<N, Source, MajorB>(params); });
+               [&] { product_kernel<N, Source, MajorB, F16>(params); });
         for (uint32_t row = 0; row < 64; ++row) {
             for (uint32_t column = 0; column < N; ++column) {
                 float sum = 0;
@@ -96,20 +117,23 @@ void expect_product() {
     }
 }
 
-template <int N>
+template <int N, bool F16>
 void expect_products() {
-    expect_product<N, SourceOfA::kSharedK, Major::kK>();
-    expect_product<N, SourceOfA::kSharedK, Major::kMn>();
-    expect_product<N, SourceOfA::kSharedMn, Major::kK>();
-    expect_product<N, SourceOfA::kSharedMn, Major::kMn>();
-    expect_product<N, SourceOfA::kRegisters, Major::kK>();
-    expect_product<N, SourceOfA::kRegisters, Major::kMn>();
+    expect_product<N, SourceOfA::kSharedK, Major::kK, F16>();
+    expect_product<N, SourceOfA::kSharedK, Major::kMn, F16>();
+    expect_product<N, SourceOfA::kSharedMn, Major::kK, F16>();
+    expect_product<N, SourceOfA::kSharedMn, Major::kMn, F16>();
+    expect_product<N, SourceOfA::kRegisters, Major::kK, F16>();
+    expect_product<N, SourceOfA::kRegisters, Major::kMn, F16>();
 }
 
 TEST(Wgmma, MatchesTripleLoop) {
-    expect_products<32>();
-    expect_products<64>();
-    expect_products<128>();
+    expect_products<32, false>();
+    expect_products<64, false>();
+    expect_products<128, false>();
+    expect_products<32, true>();
+    expect_products<64, true>();
+    expect_products<128, true>();
 }
 
 // A (16 x 16) and B (16 x 8) row by row in shared memory, pitch 48 bytes; the fragment of B comes
@@ -241,6 +265,14 @@ TEST(Numbers, RoundAsTheConversionsOfTheGpu) {
     EXPECT_EQ(device::unpack_bf16(device::pack_bf16(1.5F, -2.0F)).y, -2.0F);
     EXPECT_EQ(device::unpack_f16(device::pack_f16(1.5F, -2.0F)).x, 1.5F);
     EXPECT_EQ(device::exp2_approximate(-127.0F), 0.0F);
+}
+
+TEST(Numbers, PairsMultiplyAndCompare) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const uint32_t a = device::pack_bf16(3.0F, -0x1p-100F), b = device::pack_bf16(-4.0F, 0x1p-30F);
+    EXPECT_EQ(device::multiply_bf16(a, b), device::pack_bf16(-12.0F, -0x1p-130F));
+    EXPECT_EQ(device::larger_bf16(a, b), device::pack_bf16(-4.0F, -0x1p-30F));
+    EXPECT_EQ(device::larger_bf16(device::pack_bf16(nan, 0.0F), b) & 0x7fff7fff, b & 0x7fff7fff);
 }
 
 }  // namespace

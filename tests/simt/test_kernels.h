@@ -3,6 +3,7 @@
 // What the emulator's tests share: bf16 matrices of small whole numbers, whose products and sums
 // are exact.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -33,6 +34,13 @@ struct Matrix {
     }
     [[nodiscard]] float at(uint32_t row, uint32_t column) const {
         return bf16_value(bits[std::size_t{row} * columns + column]);
+    }
+    /// The same numbers.
+    [[nodiscard]] Matrix in_f16() const {
+        Matrix matrix(rows, columns);
+        std::ranges::transform(bits, matrix.bits.begin(),
+                               [](uint16_t x) { return f16_bits(bf16_value(x)); });
+        return matrix;
     }
     /// Boxes of 64 columns and `box_rows` rows.
     [[nodiscard]] TensorMap map(uint32_t box_rows) {

@@ -1,4 +1,6 @@
-// Indices, shuffles and barriers of the primitives.
+// Indices, shuffles, pairs of numbers and barriers of the primitives.
+
+#include <algorithm>
 
 #include "simt/collective.h"
 #include "simt/device_synchronisation.h"
@@ -87,6 +89,17 @@ uint32_t shuffle_word(Shuffle kind, uint32_t value, uint32_t argument, const Sit
         }
     });
     return mine.result;
+}
+
+uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+    const Float2 x = unpack_bf16(a), y = unpack_bf16(b);
+    return pack_bf16(x.x * y.x, x.y * y.y);
+}
+uint32_t larger_bf16(uint32_t a, uint32_t b) {
+    const Float2 x = unpack_bf16(a), y = unpack_bf16(b);
+    const uint32_t larger = pack_bf16(std::fmax(std::fabs(x.x), std::fabs(y.x)),
+                                      std::fmax(std::fabs(x.y), std::fabs(y.y)));
+    return larger | ((a ^ b) & 0x80008000U);
 }
 
 void set_registers(int count, const Site& site) {

@@ -20,6 +20,7 @@ struct Warp;
 struct OperandTile {
     uint32_t start = 0, leading = 0, stride = 0;
     bool k_major = true;
+    bool f16 = false;  // else bf16
 };
 
 /// The sums of one set of registers while products run on them.

@@ -23,7 +23,7 @@ uint32_t place_of(uint32_t lane, uint32_t i, uint32_t columns) {
     return row * columns + 8 * (i / 4) + 2 * (lane % 4) + i % 2;
 }
 
-OperandTile decode(uint64_t descriptor, bool k_major, const Origin& origin) {
+OperandTile decode(uint64_t descriptor, bool k_major, bool f16, const Origin& origin) {
     static constexpr uint64_t kField = 0x3fff;
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0) {
         fault(origin, "has a descriptor of another form than the 128-byte swizzle without offset");
@@ -31,7 +31,8 @@ OperandTile decode(uint64_t descriptor, bool k_major, const Origin& origin) {
     OperandTile tile{.start = static_cast<uint32_t>(descriptor & kField) << 4,
                      .leading = static_cast<uint32_t>(descriptor >> 16 & kField) << 4,
                      .stride = static_cast<uint32_t>(descriptor >> 32 & kField) << 4,
-                     .k_major = k_major};
+                     .k_major = k_major,
+                     .f16 = f16};
     if (tile.start < kSharedStart) {
         fault(origin, "has a descriptor whose address is below shared memory");
     }
@@ -60,6 +61,10 @@ void for_each_piece(const OperandTile& tile, uint32_t first, uint32_t rows, Visi
     }
 }
 
+float value_of(uint16_t bits, bool f16) {
+    return f16 ? f16_value(bits) : bf16_value(bits);
+}
+
 // The operand as [k][row - first].
 std::vector<float> read_operand(const SharedMemory& memory,
                                 const OperandTile& tile,
@@ -72,7 +77,7 @@ std::vector<float> read_operand(const SharedMemory& memory,
         memory.read_async(offset, bits.data(), kPieceBytes, origin);
         for (uint32_t e = 0; e < kPieceElements; ++e) {
             const uint32_t row = i - first + (tile.k_major ? 0 : e);
-            values[(k + (tile.k_major ? e : 0)) * rows + row] = bf16_value(bits[e]);
+            values[(k + (tile.k_major ? e : 0)) * rows + row] = value_of(bits[e], tile.f16);
         }
     });
     return values;
@@ -99,14 +104,14 @@ void for_each_tile(const Warp& warp, const Product& product, Visit visit) {
     visit(product.b_tile, 0U, product.sums->columns);
 }
 
-std::vector<float> fragment_a(const std::array<const uint32_t*, kWarpThreads>& words) {
+std::vector<float> fragment_a(const std::array<const uint32_t*, kWarpThreads>& words, bool f16) {
     std::vector<float> values(std::size_t{kDepth} * kWarpRows);
     for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
         for (uint32_t i = 0; i < 8; ++i) {
             const uint32_t row = lane / 4 + 8 * (i / 2 % 2);
             const uint32_t k = 2 * (lane % 4) + i % 2 + 8 * (i / 4);
             values[k * kWarpRows + row] =
-                bf16_value(static_cast<uint16_t>(words[lane][i / 2] >> 16 * (i % 2)));
+                value_of(static_cast<uint16_t>(words[lane][i / 2] >> 16 * (i % 2)), f16);
         }
     }
     return values;
@@ -232,10 +237,10 @@ void check_warpgroup(const ProductOperands& operands, const simt::Origin& origin
     if (warp.block->warps.size() % 4 != 0) {
         simt::fault(origin, "needs blocks of whole warpgroups, 128 threads each");
     }
-    const uint64_t form = operands.columns | uint64_t{operands.a != nullptr} << 8 |
-                          uint64_t{operands.add} << 9 |
-                          static_cast<uint64_t>(operands.a_major) << 10 |
-                          static_cast<uint64_t>(operands.b_major) << 11;
+    const uint64_t form =
+        operands.columns | uint64_t{operands.a != nullptr} << 8 | uint64_t{operands.add} << 9 |
+        static_cast<uint64_t>(operands.a_major) << 10 |
+        static_cast<uint64_t>(operands.b_major) << 11 | uint64_t{operands.f16} << 12;
     const uint64_t what =
         form ^ operands.a_tile * 0x9e3779b97f4a7c15ULL ^ operands.b_tile * 0xbf58476d1ce4e5b9ULL;
     auto& log = warp.block->product_log[warp.index / 4];
@@ -276,7 +281,7 @@ void start_product(ProductOperands operands, const Site& site) {
             const ProductOperands& other = *lanes[lane];
             if (other.columns != operands.columns || other.a_tile != operands.a_tile ||
                 other.b_tile != operands.b_tile || other.add != operands.add ||
-                (other.a == nullptr) != (operands.a == nullptr)) {
+                other.f16 != operands.f16 || (other.a == nullptr) != (operands.a == nullptr)) {
                 simt::fault(origin, "diverges: its lanes issue different products");
             }
             registers[lane] = other.d;
@@ -288,11 +293,13 @@ void start_product(ProductOperands operands, const Site& site) {
         product.add = operands.add;
         product.a_in_registers = operands.a != nullptr;
         if (product.a_in_registers) {
-            product.a = simt::fragment_a(words);
+            product.a = simt::fragment_a(words, operands.f16);
         } else {
-            product.a_tile = simt::decode(operands.a_tile, operands.a_major == Major::kK, origin);
+            product.a_tile =
+                simt::decode(operands.a_tile, operands.a_major == Major::kK, operands.f16, origin);
         }
-        product.b_tile = simt::decode(operands.b_tile, operands.b_major == Major::kK, origin);
+        product.b_tile =
+            simt::decode(operands.b_tile, operands.b_major == Major::kK, operands.f16, origin);
         simt::WarpProducts& products = own_warp().products;
         product.sums = products.sums_for(registers, operands.columns);
         products.issue(own_warp(), std::move(product));

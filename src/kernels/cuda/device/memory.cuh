@@ -109,5 +109,8 @@ template <class T>
 HCP_DEVICE void store_global(T* address, T value) {
     *address = value;
 }
+HCP_DEVICE void atomic_max_global(uint32_t* address, uint32_t value) {
+    atomicMax(address, value);
+}
 
 }  // namespace hybridcp::device

@@ -26,6 +26,25 @@ HCP_DEVICE Float2 unpack_f16(uint32_t packed) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
     return {pair.x, pair.y};
 }
+/// Products of two pairs.
+HCP_DEVICE uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+/// The larger of two magnitudes, of each half, with any sign; a NaN only if both are.
+HCP_DEVICE uint32_t larger_bf16(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
+HCP_DEVICE uint32_t bits_of(float x) {
+    return __float_as_uint(x);
+}
+HCP_DEVICE float float_of(uint32_t bits) {
+    return __uint_as_float(bits);
+}
 
 /// 2^x with a relative error of about 2^-22; results below 2^-126 are 0.
 HCP_DEVICE float exp2_approximate(float x) {

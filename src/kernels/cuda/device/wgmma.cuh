@@ -1,10 +1,10 @@
 #pragma once
 
-// Products of a warpgroup: d (64 x N, fp32 in registers) += A (64 x 16) B (16 x N), bf16. Warp w of
-// the warpgroup has rows 16 w to 16 w + 15 of A and d, laid out as in mma_bf16: d[4 j ..] are
-// columns 8 j to 8 j + 7. They run asynchronously: a fence before the first, a commit after the
-// last, and until the wait neither d nor A's registers may be touched, nor the operands in shared
-// memory be overwritten.
+// Products of a warpgroup: d (64 x N, fp32 in registers) += A (64 x 16) B (16 x N), both of bf16 or
+// (names with _f16) both of fp16. Warp w of the warpgroup has rows 16 w to 16 w + 15 of A and d,
+// laid out as in mma_bf16: d[4 j ..] are columns 8 j to 8 j + 7. They run asynchronously: a fence
+// before the first, a commit after the last, and until the wait neither d nor A's registers may be
+// touched, nor the operands in shared memory be overwritten.
 
 #include "kernels/cuda/device/types.cuh"
 
@@ -53,21 +53,21 @@ HCP_DEVICE void keep_registers(uint32_t (&registers)[Count]) {
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
     ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-#define HCP_WGMMA(n, half, a0, a1, a2, a3, b, accumulate, major) \
+#define HCP_WGMMA(suffix, type, n, half, a0, a1, a2, a3, b, accumulate, major) \
     template <Major MajorB> \
-    HCP_DEVICE void wgmma_registers(float (&d)[half], const uint32_t (&a)[4], uint64_t b_tile, \
+    HCP_DEVICE void wgmma_registers##suffix(float (&d)[half], const uint32_t (&a)[4], uint64_t b_tile, \
                                     bool add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" accumulate ", 0;\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half \
+                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" HCP_LIST##half \
                      "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, %" b ", p, 1, 1, %" major ";\n}" \
                      : HCP_D##half(0) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), \
                        "r"(static_cast<uint32_t>(add)), "n"(static_cast<int>(MajorB))); \
     } \
     template <Major MajorA, Major MajorB> \
-    HCP_DEVICE void wgmma_shared(float (&d)[half], uint64_t a_tile, uint64_t b_tile, bool add) { \
+    HCP_DEVICE void wgmma_shared##suffix(float (&d)[half], uint64_t a_tile, uint64_t b_tile, bool add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" a2 ", 0;\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" HCP_LIST##half \
+                     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" HCP_LIST##half \
                      "}, %" a0 ", %" a1 ", p, 1, 1, %" a3 ", %" b ";\n}" \
                      : HCP_D##half(0) \
                      : "l"(a_tile), "l"(b_tile), "r"(static_cast<uint32_t>(add)), \
@@ -75,9 +75,12 @@ HCP_DEVICE void keep_registers(uint32_t (&registers)[Count]) {
     }
 /// A from registers, or both operands from shared memory; tiles are descriptors (descriptor.cuh). N is twice the
 /// length of d: 32, 64 or 128. `add` false: d = A B.
-HCP_WGMMA("32", 16, "16", "17", "18", "19", "20", "21", "22")
-HCP_WGMMA("64", 32, "32", "33", "34", "35", "36", "37", "38")
-HCP_WGMMA("128", 64, "64", "65", "66", "67", "68", "69", "70")
+HCP_WGMMA(, "bf16", "32", 16, "16", "17", "18", "19", "20", "21", "22")
+HCP_WGMMA(, "bf16", "64", 32, "32", "33", "34", "35", "36", "37", "38")
+HCP_WGMMA(, "bf16", "128", 64, "64", "65", "66", "67", "68", "69", "70")
+HCP_WGMMA(_f16, "f16", "32", 16, "16", "17", "18", "19", "20", "21", "22")
+HCP_WGMMA(_f16, "f16", "64", 32, "32", "33", "34", "35", "36", "37", "38")
+HCP_WGMMA(_f16, "f16", "128", 64, "64", "65", "66", "67", "68", "69", "70")
 
 #undef HCP_WGMMA
 #undef HCP_LIST16

@@ -55,6 +55,14 @@ void check_support(const Problem& problem) {
     }
 }
 
+std::int64_t longest_segment(const GdnSegments& segments) {
+    std::int64_t longest = 0;
+    for (std::size_t i = 0; i + 1 < segments.offsets().size(); ++i) {
+        longest = std::max(longest, segments.offsets()[i + 1] - segments.offsets()[i]);
+    }
+    return longest;
+}
+
 float* floats_of(const at::Tensor& x) {
     return x.defined() ? x.data_ptr<float>() : nullptr;
 }
@@ -63,6 +71,10 @@ class CudaCall final : public GdnCall {
   public:
     CudaCall(Problem problem, const CudaLimits& limits)
         : problem_(std::move(problem)),
+          kernels_(longest_segment(problem_.segments) <= limits.fp16_tokens
+                       ? cuda::fp16::launches()
+                       : cuda::bf16::launches()),
+          fp16_(&kernels_ == &cuda::fp16::launches()),
           q_(with_copyable_rows(with_whole_rows(problem_.inputs.q))),
           k_(with_copyable_rows(with_whole_rows(problem_.inputs.k))),
           v_(with_copyable_rows(with_whole_rows(problem_.inputs.v))),
@@ -94,7 +106,8 @@ class CudaCall final : public GdnCall {
                  .pieces = tables_->pieces(),
                  .num_pieces = tables_->num_pieces,
                  .may_truncate = problem_.use_qk_l2norm,
-                 .stream = nullptr};
+                 .stream = nullptr,
+                 .largest = nullptr};
         const std::int64_t all_bytes =
             problem_.value_heads() * std::int64_t{tables_->num_chunks} * kBytesOfHeadAndChunk;
         const std::int64_t parts = (all_bytes + limits.image_bytes - 1) / limits.image_bytes;
@@ -114,14 +127,16 @@ class CudaCall final : public GdnCall {
         const std::int64_t segments = problem_.num_segments();
         const auto slots = segments + static_cast<std::int64_t>(tables_->joins.size());
         const at::Tensor S = new_states(slots), M = new_states(slots);
+        const at::Tensor largest = largest_of(v_, at::Tensor());
+        cuda::CallView call = summary_parts(on_stream());
+        call.largest = bits_from(largest, 0);
         for (const std::int64_t segment : tables_->empty_segments) {
             S[segment].zero_();
             M[segment].copy_(at::eye(cuda::kHeadDim, g_.options()));
         }
-        check_launch(
-            cuda::launch_summary(summary_parts(on_stream()),
-                                 {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
-            "summary");
+        check_launch(kernels_.summary(
+                         call, {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
+                     "summary");
         for (const auto& [segment, slot] : tables_->joins) {
             S[segment].baddbmm_(M[segment], S[slot]);
             M[segment].copy_(at::bmm(M[segment], M[slot]));
@@ -142,16 +157,17 @@ class CudaCall final : public GdnCall {
         clear_padding(result.o);
         copy_empty_segments(result.S_end, S_start_);
         norms_ = at::empty({2, problem_.key_heads(), problem_.num_tokens()}, g_.options());
+        largest_values_ = largest_of(v_, S_start_);
         checkpoints_ = at::empty({problem_.value_heads(), part_tables_->num_checkpoints,
                                   std::int64_t{cuda::kCheckpointFloats}},
                                  g_.options());
         release_intermediates();
-        check_launch(cuda::launch_forward(on_stream(), {.o = rows_of(result.o),
-                                                        .start = floats_of(S_start_),
-                                                        .end = floats_of(result.S_end),
-                                                        .q_norms = floats_of(norms_[0]),
-                                                        .k_norms = floats_of(norms_[1]),
-                                                        .checkpoints = checkpoints_from(0)}),
+        check_launch(kernels_.forward(on_stream(), {.o = rows_of(result.o),
+                                                    .start = floats_of(S_start_),
+                                                    .end = floats_of(result.S_end),
+                                                    .q_norms = floats_of(norms_[0]),
+                                                    .k_norms = floats_of(norms_[1]),
+                                                    .checkpoints = checkpoints_from(0)}),
                      "forward");
         result.o = narrowed_rows(result.o, problem_.value_dim());
         result.S_end = narrowed(result.S_end, problem_.value_dim());
@@ -167,13 +183,14 @@ class CudaCall final : public GdnCall {
         const at::Tensor dS = new_states(in_parts ? transitions_.size(0) : segments).zero_();
         if (d_o.defined()) {
             const at::Tensor d_o_rows = rows_of_gradient(d_o);
+            const at::Tensor largest = largest_of(d_o_rows, at::Tensor());
             for_each_part([&](const Part& part) {
                 const Images images = remade(part);
-                cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows);
+                cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows, largest);
                 view.d_start = states_of(dS, part);
                 view.summary_floor = summary_floor();
                 const cuda::CallView call = on_stream(part);
-                check_launch(cuda::launch_state_gradient(
+                check_launch(kernels_.state_gradient(
                                  in_parts ? summary_parts(call) : whole_segments(call), view),
                              "gradient_summary");
             });
@@ -195,7 +212,9 @@ class CudaCall final : public GdnCall {
             d_o.defined() ? rows_of_gradient(d_o) : at::zeros(v_.sizes(), v_.options());
         GdnGradients result = new_gradients();
         copy_empty_segments(result.dS_start, d_end);
-        for_each_part([&](const Part& part) { backward_of(part, d_o_rows, d_end, result); });
+        const at::Tensor largest = largest_of(d_o_rows, d_end);
+        for_each_part(
+            [&](const Part& part) { backward_of(part, d_o_rows, d_end, largest, result); });
         release_intermediates();
         result.dq = narrowed_rows(result.dq, problem_.key_dim());
         result.dk = narrowed_rows(result.dk, problem_.key_dim());
@@ -228,10 +247,12 @@ class CudaCall final : public GdnCall {
     [[nodiscard]] cuda::CallView on_stream() const {
         cuda::CallView call = call_;
         call.stream = cuda::current_stream(v_.device().index());
+        call.largest = bits_from(largest_values_, 0);
         return call;
     }
     [[nodiscard]] cuda::CallView on_stream(const Part& part) const {
         cuda::CallView call = on_stream();
+        call.largest = bits_from(largest_values_, part.first_value_head);
         call.chunks = part_tables_->chunks();
         call.pieces = part_tables_->pieces();
         call.num_pieces = part_tables_->num_pieces;
@@ -292,13 +313,12 @@ class CudaCall final : public GdnCall {
         cuda::CallView call = on_stream(part);
         call.pieces = part_tables_->runs();
         call.num_pieces = part_tables_->num_runs;
-        check_launch(
-            cuda::launch_remake(call, {.start = states_of(S_start_, part),
-                                       .checkpoints = checkpoints_from(part.first_value_head),
-                                       .states = images.states.data_ptr<std::uint8_t>(),
-                                       .errors = images.errors.data_ptr<std::uint8_t>(),
-                                       .inverses = images.inverses.data_ptr<std::uint8_t>()}),
-            "forward again");
+        check_launch(kernels_.remake(call, {.start = states_of(S_start_, part),
+                                            .checkpoints = checkpoints_from(part.first_value_head),
+                                            .states = images.states.data_ptr<std::uint8_t>(),
+                                            .errors = images.errors.data_ptr<std::uint8_t>(),
+                                            .inverses = images.inverses.data_ptr<std::uint8_t>()}),
+                     "forward again");
         if (is_whole(part)) {
             kept_ = images;
         }
@@ -312,13 +332,32 @@ class CudaCall final : public GdnCall {
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
                                                               const Images& images,
-                                                              const at::Tensor& d_o) const {
+                                                              const at::Tensor& d_o,
+                                                              const at::Tensor& largest) const {
         cuda::StateGradientView view{};
         view.d_o = from_head(d_o, part.first_value_head);
         view.q_norms = floats_of(norms_[0][part.first_key_head]);
         view.k_norms = floats_of(norms_[1][part.first_key_head]);
         view.inverses = images.inverses.data_ptr<std::uint8_t>();
+        view.largest = bits_from(largest, part.first_value_head);
         return view;
+    }
+    /// For operands in fp16: the largest magnitude of each value head, as bits of fp32.
+    [[nodiscard]] at::Tensor largest_of(const at::Tensor& rows, const at::Tensor& states) const {
+        if (!fp16_) {
+            return {};
+        }
+        at::Tensor largest = at::zeros({problem_.value_heads()}, g_.options().dtype(at::kInt));
+        check_launch(kernels_.magnitudes(on_stream(), {.rows = rows_of(rows),
+                                                       .states = floats_of(states),
+                                                       .largest = bits_from(largest, 0)}),
+                     "magnitudes");
+        return largest;
+    }
+    [[nodiscard]] static std::uint32_t* bits_from(const at::Tensor& largest, std::int64_t head) {
+        return largest.defined()
+                   ? reinterpret_cast<std::uint32_t*>(largest.data_ptr<std::int32_t>()) + head
+                   : nullptr;
     }
     [[nodiscard]] at::Tensor new_images(const Part& part, std::uint32_t bytes) const {
         return at::empty({part.value_heads, tables_->num_chunks, std::int64_t{bytes}},
@@ -331,16 +370,17 @@ class CudaCall final : public GdnCall {
     void backward_of(const Part& part,
                      const at::Tensor& d_o,
                      const at::Tensor& d_end,
+                     const at::Tensor& largest,
                      const GdnGradients& result) {
         const Images images = remade(part);
         const at::Tensor d_states = new_images(part, cuda::kStateBytes);
         const at::Tensor d_new_values = new_images(part, cuda::kRowsBytes);
-        cuda::StateGradientView walk = state_gradient_view(part, images, d_o);
+        cuda::StateGradientView walk = state_gradient_view(part, images, d_o, largest);
         walk.d_end = states_of(d_end, part);
         walk.d_start = states_of(result.dS_start, part);
         walk.d_states = d_states.data_ptr<std::uint8_t>();
         walk.d_new_values = d_new_values.data_ptr<std::uint8_t>();
-        check_launch(cuda::launch_state_gradient(on_stream(part), walk), "state gradient");
+        check_launch(kernels_.state_gradient(on_stream(part), walk), "state gradient");
         const cuda::GradientsView view{.d_o = walk.d_o,
                                        .q_norms = walk.q_norms,
                                        .k_norms = walk.k_norms,
@@ -349,13 +389,14 @@ class CudaCall final : public GdnCall {
                                        .inverses = walk.inverses,
                                        .d_states = walk.d_states,
                                        .d_new_values = walk.d_new_values,
+                                       .largest_gradients = walk.largest,
                                        .dq = from_head(result.dq, part.first_key_head).data,
                                        .dk = from_head(result.dk, part.first_key_head).data,
                                        .dv = from_head(result.dv, part.first_value_head).data,
                                        .dg = floats_of(result.dg) + part.first_value_head,
                                        .dbeta = floats_of(result.dbeta) + part.first_value_head,
                                        .gate_token_stride = problem_.value_heads()};
-        check_launch(cuda::launch_gradients(on_stream(part), view), "gradients");
+        check_launch(kernels_.gradients(on_stream(part), view), "gradients");
     }
 
     [[nodiscard]] GdnGradients new_gradients() const {
@@ -408,13 +449,16 @@ class CudaCall final : public GdnCall {
     }
 
     Problem problem_;
+    const cuda::Launches& kernels_;
+    bool fp16_;
     at::Tensor q_, k_, v_, g_, beta_;
     std::shared_ptr<const SegmentTables> tables_, part_tables_;  // of all heads, of a part's
     cuda::CallView call_{};
     at::Tensor S_start_;
-    at::Tensor norms_;        // [2, Hk, T]: r_q, r_k
-    at::Tensor checkpoints_;  // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
-    at::Tensor transitions_;  // M of the parts that summaries are joined from
+    at::Tensor norms_;           // [2, Hk, T]: r_q, r_k
+    at::Tensor largest_values_;  // [Hv]: of v and S_start, for fp16
+    at::Tensor checkpoints_;     // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
+    at::Tensor transitions_;     // M of the parts that summaries are joined from
     Images kept_;
     std::int64_t heads_of_part_ = 0;
 };

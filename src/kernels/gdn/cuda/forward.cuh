@@ -13,7 +13,7 @@
 #include "kernels/gdn/cuda/forward_state.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 template <class Config>
 HCP_DEVICE void init_forward_barriers(const ForwardShared<Config>& shared) {
@@ -136,4 +136,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 #endif
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -7,7 +7,7 @@
 #include "kernels/gdn/cuda/forward_tokens.cuh"
 #include "kernels/gdn/cuda/inverse.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 template <class Config>
 struct KeyWarpgroup {
@@ -107,7 +107,7 @@ struct KeyWarpgroup {
         }
     }
 
-    HCP_DEVICE void issue_x(float (&x)[64], uint32_t (&a)[4][4], int i) {
+    HCP_DEVICE void issue_x(float (&x)[64], uint32_t (&a)[4][4], int i, bool add = false) {
         const uint64_t keys = device::matrix_descriptor(shared.keys(i), kPanelBytes, 1024);
         device::keep_registers(x);
 #pragma unroll
@@ -118,9 +118,17 @@ struct KeyWarpgroup {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             device::wgmma_registers<device::Major::kMn>(x, a[k], device::advance(keys, k * 2048),
-                                                        k > 0);
+                                                        add || k > 0);
         }
         device::wgmma_commit();
+    }
+    HCP_DEVICE static void finish_x(float (&x)[64], uint32_t (&a)[4][4]) {
+        device::wgmma_wait<0>();
+        device::keep_registers(x);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            device::keep_registers(a[k]);
+        }
     }
     HCP_DEVICE void wait_stage(int i) {
         if (i >= Config::kUpdates) {
@@ -133,10 +141,9 @@ struct KeyWarpgroup {
         const uint32_t stage = shared.update(i);
 #pragma unroll
         for (uint32_t j = 0; j < 8; ++j) {
-            const uint32_t words[4] = {device::pack_bf16(x[8 * j], x[8 * j + 1]),
-                                       device::pack_bf16(x[8 * j + 2], x[8 * j + 3]),
-                                       device::pack_bf16(x[8 * j + 4], x[8 * j + 5]),
-                                       device::pack_bf16(x[8 * j + 6], x[8 * j + 7])};
+            const uint32_t words[4] = {
+                pack_operand(x[8 * j], x[8 * j + 1]), pack_operand(x[8 * j + 2], x[8 * j + 3]),
+                pack_operand(x[8 * j + 4], x[8 * j + 5]), pack_operand(x[8 * j + 6], x[8 * j + 7])};
             device::store_matrix(stage + (j >> 2) * kPanelBytes +
                                      device::swizzle_128(row * 128 + (32 * j & 127) + right),
                                  words);
@@ -212,13 +219,13 @@ struct KeyWarpgroup {
         if (main) {
             save_chunk(i);
         }
-        wait_stage(i);
-        device::wgmma_wait<0>();
-        device::keep_registers(x);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            device::keep_registers(a[k]);
+        if constexpr (kFp16) {  // with what was rounded off T: K is an operand as it is
+            finish_x(x, a);
+            take_column_rest(tiles, at.warp, shared.norms(index) + 256, a);
+            issue_x(x, a, i, true);
         }
+        wait_stage(i);
+        finish_x(x, a);
         write_x(x, i);
         hand_over(i);
     }
@@ -244,4 +251,4 @@ struct KeyWarpgroup {
     }
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

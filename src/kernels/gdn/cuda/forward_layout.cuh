@@ -2,9 +2,9 @@
 
 // Parameters, configurations and shared memory of the forward kernel (forward.cuh).
 
-#include "kernels/gdn/cuda/problem.cuh"
+#include "kernels/gdn/cuda/head_scale.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Null or empty where the configuration does not use it.
 struct ForwardParams {
@@ -15,6 +15,7 @@ struct ForwardParams {
     const Piece* pieces;
     int32_t num_pieces;
     bool may_truncate;          // keys of at most unit length and beta in [0, 2]
+    const uint32_t* largest;    // [heads]: of v and start states (magnitudes.cuh), for fp16
     const float* start_states;  // [segments, heads, K, V]; null: zeros
     float* end_states;          // the same; null: not wanted
 
@@ -28,8 +29,8 @@ struct ForwardParams {
     Checkpoints checkpoints;
 
     // kRemake, in the layouts of problem.cuh; end_states is not written
-    uint16_t* states;    // before each chunk
-    uint16_t* errors;    // E
+    uint16_t* states;    // before each chunk, divided by 2^(the head's exponent)
+    uint16_t* errors;    // E, the same
     uint16_t* inverses;  // T
 
     // kSummary: end_states gets S
@@ -209,4 +210,4 @@ HCP_DEVICE void arrive_at_both(uint32_t barrier) {
     device::mbarrier_arrive_cluster(device::map_shared(barrier, 1));
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -6,7 +6,7 @@
 #include "kernels/gdn/cuda/forward_tokens.cuh"
 #include "kernels/gdn/cuda/inverse.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 template <class Config>
 struct QueryWarpgroup {
@@ -133,9 +133,8 @@ struct QueryWarpgroup {
             if (j <= at.warp) {
                 const float* a = y[2 * j];
                 const float* b = y[2 * j + 1];
-                const uint32_t words[4] = {
-                    device::pack_bf16(a[0], a[1]), device::pack_bf16(a[2], a[3]),
-                    device::pack_bf16(b[0], b[1]), device::pack_bf16(b[2], b[3])};
+                const uint32_t words[4] = {pack_operand(a[0], a[1]), pack_operand(a[2], a[3]),
+                                           pack_operand(b[0], b[1]), pack_operand(b[2], b[3])};
                 device::store_matrix(tile + device::swizzle_128(row * 128 + 32 * j + right), words);
             }
         }
@@ -229,4 +228,4 @@ struct QueryWarpgroup {
     }
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -7,7 +7,7 @@
 #include "kernels/gdn/cuda/forward_layout.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Zeroes the rows from `rows` on of `panels` panels that a copy has written. The whole warp calls.
 HCP_DEVICE void zero_rows(uint32_t tile, uint32_t panels, int32_t rows) {
@@ -136,9 +136,13 @@ struct ForwardProducer {
             if (i + kGateWarps < count) {
                 next = load_gates(p.gates, walk.chunk(i + kGateWarps), walk.head);
             }
-            const ChunkGates gates = scan_gates(raw);
+            ChunkGates gates = scan_gates(raw);
+            const float decay = device::exp2_approximate(gates.all);
+            if (Config::kSummary && identity) {  // its decay is one factor, taken at the end
+                gates.sum[0] = gates.sum[1] = gates.all = 0.0F;
+            }
             shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
-            write_gates(shared.gates(i), gates);
+            write_gates(shared.gates(i), gates, decay);
             device::sync_warp();
             if (device::lane_index() == 0) {
                 device::mbarrier_arrive(
@@ -147,7 +151,7 @@ struct ForwardProducer {
         }
     }
 
-    HCP_DEVICE static void write_gates(uint32_t stage, const ChunkGates& gates) {
+    HCP_DEVICE static void write_gates(uint32_t stage, const ChunkGates& gates, float chunk_decay) {
         const uint32_t lane = device::lane_index();
         const auto write = [&](uint32_t field, float first, float second) {
             device::store_shared(stage + 4 * field + 8 * lane, device::Float2{first, second});
@@ -168,7 +172,7 @@ struct ForwardProducer {
                   before ? decay(anchor - s1) : 0.0F);
         }
         if (lane == 0) {
-            device::store_shared(stage + 4 * kDecayField, decay(gates.all));
+            device::store_shared(stage + 4 * kDecayField, chunk_decay);
         }
     }
 
@@ -272,4 +276,4 @@ struct ForwardProducer {
     }
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

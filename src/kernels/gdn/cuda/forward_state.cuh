@@ -2,42 +2,11 @@
 
 // The state warpgroup of the forward kernel: the chain from chunk to chunk for 64 columns of V.
 
-#include "kernels/gdn/cuda/forward_layout.cuh"
+#include "kernels/gdn/cuda/forward_runs.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
 #include "kernels/gdn/cuda/state_registers.cuh"
 
-namespace hybridcp::gdn::cuda {
-
-/// The first run of the walk's segment that starts at chunk i of the walk or after it; the
-/// segment's first run, which has no checkpoint, is none. Made where it is needed: the loops have
-/// no registers to spare.
-struct SegmentRun {
-    int32_t index, start;  // the latter in chunks of the segment
-
-    HCP_DEVICE SegmentRun(const ForwardParams& p, const Walk& walk, int i) {
-        const int32_t runs = p.checkpoints.data != nullptr
-                                 ? device::load_global(&p.checkpoints.segments[walk.segment].runs)
-                                 : 1;
-        const RunCut cut((walk.tokens + kChunkTokens - 1) / kChunkTokens, runs);
-        index = cut.run_from(walk.begin + i);
-        index = index > 1 ? index : 1;
-        start = cut.start(index);
-    }
-    /// Where it begins in the walk, or where the walk ends; the same for all lanes, as uniform has
-    /// it.
-    [[nodiscard]] HCP_DEVICE int begin_in(const Walk& walk) const {
-        return device::shuffle(start < walk.end ? start - walk.begin : walk.count(), 0);
-    }
-    /// The half of a block.
-    [[nodiscard]] HCP_DEVICE float* checkpoint(const ForwardParams& p,
-                                               const Walk& walk,
-                                               uint32_t half) const {
-        const int32_t first =
-            device::load_global(&p.checkpoints.segments[walk.segment].first_checkpoint);
-        const int64_t at = int64_t{walk.head} * p.checkpoints.of_head + first + index - 1;
-        return p.checkpoints.data + at * kCheckpointFloats + half * (kCheckpointFloats / 2);
-    }
-};
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 template <class Config>
 struct StateWarpgroup {
@@ -52,7 +21,10 @@ struct StateWarpgroup {
     float u[32], o[32];  // K H and O, V rows x tokens
     uint32_t v[4][4], packed_o[4][4];
     device::Float2 beta[8];
-    float decay;  // e^B
+    float decay;             // e^B
+    float all_decay = 1.0F;  // of M, in summaries
+    // In fp16 the state, V and R are divided by 2^exponent here.
+    int exponent;
 
     HCP_DEVICE StateWarpgroup(const ForwardParams& params,
                               const Walk& its_walk,
@@ -69,6 +41,9 @@ struct StateWarpgroup {
     HCP_DEVICE int64_t states_at() const { return p.shape.state_offset(walk.segment, walk.head); }
 
     HCP_DEVICE void start() {
+        if constexpr (kFp16) {
+            exponent = Config::kSummary && identity ? 0 : exponent_of_head(p.largest + walk.head);
+        }
         if (Config::kRemake && !walk.from_start) {
             state.load_all(SegmentRun(p, walk, 0).checkpoint(p, walk, shared.rank));
         } else {
@@ -78,7 +53,16 @@ struct StateWarpgroup {
         for (int j = 0; j < 32; ++j) {
             u[j] = o[j] = 0.0F;
         }
+        if constexpr (kFp16) {
+            state.scale(down());
+        }
         state.pack();
+    }
+    [[nodiscard]] HCP_DEVICE float down() const {
+        return kFp16 ? power_of_two_within(-exponent) : 1.0F;
+    }
+    [[nodiscard]] HCP_DEVICE float up() const {
+        return kFp16 ? power_of_two_within(exponent) : 1.0F;
     }
     HCP_DEVICE void load_start() {
         const bool given = walk.from_start && p.start_states != nullptr && !Config::kSummary;
@@ -126,6 +110,27 @@ struct StateWarpgroup {
             device::load_matrix_transposed(v[j], shared.values(i) + tile_row + j * 2048);
         }
     }
+    /// The products of the issued rows with what packing rounded off, once those are done; in o
+    /// both, with Q. K and Q are operands as they are, so the state is one of 16 bits in bf16.
+    template <bool kWithOutput>
+    HCP_DEVICE void add_rest(int i) {
+        if constexpr (kWithOutput) {
+            state.issue_rows(o, shared.queries(i));
+        }
+        device::wgmma_wait<0>();
+        device::keep_registers(u);
+        device::keep_registers(o);
+        state.keep_packed();
+        state.pack_rest();
+        state.issue_rows(u, shared.keys(i), true);
+        if constexpr (kWithOutput) {
+            state.issue_rows(o, shared.queries(i), true);
+        }
+        device::wgmma_wait<0>();
+        device::keep_registers(u);
+        device::keep_registers(o);
+        state.keep_packed();
+    }
     /// Waits for X and Y, and expects the next ones that the other block sends.
     HCP_DEVICE void wait_update(int i) {
         shared.template wait_full<Config::kUpdateFull, Config::kUpdates>(i);
@@ -151,11 +156,11 @@ struct StateWarpgroup {
                 const int t = 2 * j + (x >> 1);
                 const auto factor = device::load_shared<device::Float2>(factors + 32 * t);
                 const device::Float2 value = device::unpack_bf16(v[j][x]);
-                const float e0 = value.x - factor.x * u[8 * j + 2 * x];
-                const float e1 = value.y - factor.y * u[8 * j + 2 * x + 1];
-                state.r[j][x] = device::pack_bf16(beta[t].x * e0, beta[t].y * e1);
+                const float e0 = down() * value.x - factor.x * u[8 * j + 2 * x];
+                const float e1 = down() * value.y - factor.y * u[8 * j + 2 * x + 1];
+                state.r[j][x] = pack_operand(beta[t].x * e0, beta[t].y * e1);
                 if constexpr (Config::kRemake) {
-                    v[j][x] = device::pack_bf16(e0, e1);
+                    v[j][x] = pack_operand(e0, e1);
                 }
             }
         }
@@ -177,10 +182,16 @@ struct StateWarpgroup {
     HCP_DEVICE void state_step(int i) {
         issue_keys(i);
         load_inputs(i);
+        if constexpr (kFp16) {
+            add_rest<false>(i);
+            if constexpr (Config::kRemake) {
+                save_state(i);
+            }
+        }
         device::wgmma_wait<0>();
         device::keep_registers(u);
         release_keys(i);
-        state.scale(decay);
+        decay_state();
         wait_update(i);
         make_r(i);
         issue_update(i);
@@ -194,14 +205,29 @@ struct StateWarpgroup {
         release_update(i);
         state.pack();
     }
+    /// M is that of no decay times the decay of all, and so keeps its bits however small it
+    /// becomes.
+    HCP_DEVICE void decay_state() {
+        if (Config::kSummary && identity) {
+            all_decay *= decay;
+        } else {
+            state.scale(decay);
+        }
+    }
     HCP_DEVICE void save(int i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             device::store_matrix_transposed(shared.values(i) + tile_row + j * 2048, v[j]);
         }
-        wait_staged(i);
-        state.store_packed(shared.staged(i));
+        if constexpr (!kFp16) {
+            save_state(i);
+        }
         hand_over_staged(i);
+    }
+    /// In fp16 from the sums, so before they change.
+    HCP_DEVICE void save_state(int i) {
+        wait_staged(i);
+        state.store_image(shared.staged(i));
     }
     HCP_DEVICE void wait_staged(int m) {
         device::mbarrier_wait(shared.template barrier<Config::kStagedEmpty, Config::kStaged>(m),
@@ -218,6 +244,10 @@ struct StateWarpgroup {
         const int m = i - walk.catch_up();
         issue_keys(i);
         load_inputs(i);
+        if constexpr (kFp16) {
+            shared.wait_queries_full(i, m);
+            add_rest<true>(i);
+        }
         device::wgmma_wait<0>();
         device::keep_registers(u);
         release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
@@ -226,7 +256,9 @@ struct StateWarpgroup {
         make_r(i);
         shared.wait_queries_full(i, m);
         issue_update(i);
-        state.issue_rows(o, shared.queries(i));
+        if constexpr (!kFp16) {
+            state.issue_rows(o, shared.queries(i));
+        }
         if (m > 0) {
             stage_output(m - 1);
         }
@@ -264,7 +296,7 @@ struct StateWarpgroup {
     HCP_DEVICE void pack_output() {
 #pragma unroll
         for (int t = 0; t < 16; ++t) {
-            packed_o[t / 4][t % 4] = device::pack_bf16(o[2 * t], o[2 * t + 1]);
+            packed_o[t / 4][t % 4] = device::pack_bf16(up() * o[2 * t], up() * o[2 * t + 1]);
         }
     }
     HCP_DEVICE void stage_output(int m) {
@@ -284,7 +316,7 @@ struct StateWarpgroup {
 #pragma unroll
         for (int j = 0; j < 64; ++j) {
             device::store_global(to + states_at() + StateRegisters::place(j, 64 * shared.rank),
-                                 state.h[j]);
+                                 up() * all_decay * state.h[j]);
         }
     }
 
@@ -295,7 +327,7 @@ struct StateWarpgroup {
                 output_step(i);
             }
             if (i < walk.count()) {
-                state.store_all(SegmentRun(p, walk, i).checkpoint(p, walk, shared.rank));
+                state.store_all(SegmentRun(p, walk, i).checkpoint(p, walk, shared.rank), up());
             }
         }
         if (walk.count() > walk.catch_up()) {
@@ -318,4 +350,4 @@ struct StateWarpgroup {
     }
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

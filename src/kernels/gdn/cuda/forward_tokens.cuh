@@ -6,7 +6,7 @@
 #include "kernels/gdn/cuda/forward_layout.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Named barriers of the block.
 constexpr uint32_t kKeyBarrier = 1;    // first auxiliary warpgroup; 2: second, for K
@@ -117,4 +117,4 @@ struct TokenDecays {
     }
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

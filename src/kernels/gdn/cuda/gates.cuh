@@ -6,7 +6,7 @@
 
 #include "kernels/gdn/cuda/problem.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Below this log decay a gate is a full reset: e^-88 is 0 next to 1 in fp32, and sums stay finite.
 constexpr float kLogDecayFloor = -88.0F;
@@ -92,4 +92,4 @@ HCP_DEVICE ChunkGates scan_gates(const RawGates& raw) {
     return gates;
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -11,7 +11,7 @@
 #include "kernels/gdn/cuda/gradients_producer.cuh"
 #include "kernels/gdn/cuda/gradients_values.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Launch: a grid of at most num_chunks x key_heads blocks.
 struct GradientsConfig {
@@ -101,4 +101,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 #endif
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

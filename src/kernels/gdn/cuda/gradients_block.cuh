@@ -4,7 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_layout.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// This block and its items: chunks of a key head, each with the turns of `group` value heads.
 struct Block {
@@ -55,6 +55,10 @@ HCP_DEVICE Item item_of(const GradientsParams& p, const Block& block, uint32_t i
 HCP_DEVICE void wait_gates(const Block& block, const Turn& turn) {
     device::mbarrier_wait(block.barrier(kGatesFull + turn.parity()), (turn.index >> 1) & 1);
 }
+/// One of the turn's powers of two (kPowers); 1 of operands in bf16.
+HCP_DEVICE float power_at(const Block& block, const Turn& turn, uint32_t power) {
+    return kFp16 ? device::load_shared<float>(block.slot(turn.index) + power) : 1.0F;
+}
 /// The item as the gates' warp left it with the turn's gates. The chunk's number is not known.
 HCP_DEVICE Item served_item(const Block& block, const Turn& turn) {
     const auto words = device::load_shared<device::Word4>(block.slot(turn.index) + kItem);
@@ -96,4 +100,4 @@ HCP_DEVICE void release(const Block& block, Tile tile) {
     arrive_warp(block, uint32_t{kEmpty} + tile);
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -5,7 +5,7 @@
 
 #include "kernels/gdn/cuda/gradients_block.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// A lane's place in the sums of its warpgroup.
 struct Place {
@@ -47,7 +47,7 @@ HCP_DEVICE float sum_pairs_of_row(float value) {
     value += device::shuffle_xor(value, 1);
     return value + device::shuffle_xor(value, 2);
 }
-/// The lane's part of 16 Steps columns of a tile of bf16 from `column` on, placed as the sums are.
+/// The lane's part of 16 Steps columns of a tile from `column` on, placed as the sums are.
 template <int Steps>
 HCP_DEVICE void load_rows(uint32_t (&rows)[Steps][4],
                           uint32_t tile,
@@ -58,14 +58,16 @@ HCP_DEVICE void load_rows(uint32_t (&rows)[Steps][4],
         device::load_matrix(rows[step], block_address(tile, 16 * at.warp, column + 16 * step));
     }
 }
-/// Adds dot products of the lane's two rows with the sums from First on, the lane's part of them.
-template <int First, int Count, int Steps>
+/// Adds dot products of the lane's two rows, in bf16 or fp16, with the sums from First on, the
+/// lane's part of them.
+template <int First, bool kF16 = false, int Count, int Steps>
 HCP_DEVICE void add_dots(device::Float2& dot,
                          const float (&sums)[Count],
                          const uint32_t (&rows)[Steps][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * Steps; ++i) {
-        const device::Float2 pair = device::unpack_bf16(rows[i / 4][i % 4]);
+        const uint32_t bits = rows[i / 4][i % 4];
+        const device::Float2 pair = kF16 ? device::unpack_f16(bits) : device::unpack_bf16(bits);
         float& total = i % 2 == 0 ? dot.x : dot.y;
         total += sums[First + 2 * i] * pair.x;
         total += sums[First + 2 * i + 1] * pair.y;
@@ -111,4 +113,4 @@ HCP_DEVICE void store_column_sums(float (&columns)[8], uint32_t to, const Place&
     device::store_shared(to + 4 * column, device::Float2{columns[0], columns[1]});
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -5,7 +5,7 @@
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// The lane's norms of one key head; 0 for tokens beyond the chunk.
 HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
@@ -19,6 +19,15 @@ HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
                                            : 1.0F;
     };
     return {load(0), load(1)};
+}
+
+/// Loaded here, not ahead: this warp has time, but no registers.
+HCP_DEVICE void store_powers(const GradientsParams& p, uint32_t to, int32_t head) {
+    const int of_gradients = exponent_of_head(p.largest_gradients + head);
+    const int both = of_gradients + exponent_of_head(p.largest + head);
+    device::store_shared(to + kPower, power_of_two_within(both));
+    device::store_shared(to + kGradientPower, power_of_two_within(of_gradients));
+    device::store_shared(to + kGradientDown, bf16_pair(power_of_two_within(-of_gradients)));
 }
 
 /// Returns which of the lane's gates were at the floor: bit 0 and bit 1.
@@ -48,6 +57,10 @@ HCP_DEVICE uint32_t store_gates(const GradientsParams& p,
                                            static_cast<uint32_t>(item.span.tokens),
                                            static_cast<uint32_t>(item.key_head), 0});
         device::store_shared(block.slot(turn.index) + kDecay, exp2(gates.all));
+        if constexpr (kFp16) {
+            const Item stored = served_item(block, turn);
+            store_powers(p, block.slot(turn.index), head_of(block, stored.key_head, turn.member));
+        }
     }
     arrive_warp(block, kGatesFull + turn.parity());
     return (gates.floored[0] ? 1U : 0U) + (gates.floored[1] ? 2U : 0U);
@@ -108,20 +121,25 @@ HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
     const uint32_t turns = block.items() * block.group;
     Item item = {};
     uint32_t floored = 0;
+    Turn turn = turn_of(block, 0, 0);
 #pragma unroll 1
-    for (uint32_t index = 0; index <= turns; ++index) {
-        const Turn turn = {index / block.group, index % block.group, index};
+    for (; turn.index <= turns; ++turn.index) {
         const uint32_t last_floored = floored;
-        if (index < turns) {
+        if (turn.index < turns) {
             if (turn.member == 0) {
                 item = item_of(p, block, turn.item);
             }
             floored = store_gates(p, block, item, turn);
         }
-        if (index > 0) {
-            store_decay_gradient(p, block, {0, (index - 1) % block.group, index - 1}, last_floored);
+        if (turn.index > 0) {
+            const uint32_t last_member = (turn.member > 0 ? turn.member : block.group) - 1;
+            store_decay_gradient(p, block, {0, last_member, turn.index - 1}, last_floored);
+        }
+        if (++turn.member == block.group) {
+            turn.member = 0;
+            ++turn.item;
         }
     }
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -11,7 +11,7 @@
 #include "kernels/gdn/cuda/gradients_solve.cuh"
 #include "kernels/gdn/cuda/gradients_terms.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// What lasts from turn to turn: of dk^ or dq^, and dN or dP.
 struct Sums {
@@ -33,6 +33,20 @@ HCP_DEVICE Side side_of(const Block& block) {
             (reads ? kQueryNorm : kKeyNorm) * kVectorBytes,
             block.shared + (reads ? kReadProducts : kEraseProducts),
             block.shared + kColumnSums + (reads ? 4 * kVectorBytes : 0)};
+}
+
+/// dO becomes fp16 in its place. By the warpgroup of dq.
+HCP_DEVICE void convert_output_gradients(const Block& block, const Turn& turn) {
+    const uint32_t tile = block.tile(kOutputGradients) + 16 * (device::thread_index() % 128);
+    const auto down = device::load_shared<uint32_t>(block.slot(turn.index) + kGradientDown);
+    wait_full(block, turn, kOutputGradients);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+        const uint32_t at = tile + 2048 * i;
+        device::store_shared(at, to_f16(device::load_shared<device::Word4>(at), down));
+    }
+    device::fence_proxy_async();
+    device::barrier_sync(kConverted, 128);
 }
 
 /// k^ k^T or s q^ k^T for all turns of an item.
@@ -68,7 +82,9 @@ HCP_DEVICE void pairs_of_turn(const GradientsParams& p,
     const uint32_t slot = block.slot(turn.index);
     const uint32_t gradients = reads ? block.tile(kOutputGradients) : block.shared + kAdjoint;
     const device::Float2 beta = rows_at(slot + kBeta * kVectorBytes, at);
-    const device::Float2 factor = {reads ? 1.0F : -beta.x, reads ? 1.0F : -beta.y};
+    const float power = power_at(block, turn, kPower);
+    const device::Float2 factor = {reads ? power : -power * beta.x,
+                                   reads ? power : -power * beta.y};
     device::Float2 rows = {0.0F, 0.0F};
     float solved[16], columns[8] = {};
     wait_ready(block, turn, kSolvedReady);
@@ -89,7 +105,7 @@ HCP_DEVICE void pairs_of_turn(const GradientsParams& p,
     store_rows(block.shared + (reads ? kThroughReads : kThroughPairs), at,
                {more.x + factor.x * rows.x, more.y + factor.y * rows.y});
     if (!reads) {
-        store_dbeta(p, block, turn, at, {products.x - rows.x, products.y - rows.y});
+        store_dbeta(p, block, turn, at, {products.x - power * rows.x, products.y - power * rows.y});
     }
 }
 
@@ -105,6 +121,9 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
     bool has_rows = turn.member > 0;
     float through_state = 0.0F;
     device::Float2 writes = {0.0F, 0.0F}, products = {0.0F, 0.0F};
+    if (kFp16 && reads) {
+        convert_output_gradients(block, turn);
+    }
 #pragma unroll 1
     for (uint32_t i = reads ? 1 : 0; i < 2; ++i) {
         const Term term = term_of(block, turn, side.role, i == 0, p.shape.scale, at);
@@ -115,7 +134,7 @@ HCP_DEVICE device::Float2 terms_of_turn(const GradientsParams& p,
         }
         if (i == 0) {
             wait_full(block, turn, kState);
-            through_state = multiply_states(block, at);
+            through_state = power_at(block, turn, kPower) * multiply_states(block, at);
             release(block, kStateGradient);
         }
         if (!has_rows) {
@@ -164,7 +183,8 @@ HCP_DEVICE void take_turn(const GradientsParams& p,
 }
 
 /// dP or dN, from which the products of an item's last step are made, to the others and to this
-/// warpgroup's own rows.
+/// warpgroup's own rows. They are bf16, as K and Q: only dq and dk are
+/// made of them.
 HCP_DEVICE void add_pairs(const GradientsParams& p,
                           const Block& block,
                           const Turn& turn,
@@ -181,7 +201,7 @@ HCP_DEVICE void add_pairs(const GradientsParams& p,
         device::mbarrier_wait(block.barrier(kReadPairsEmpty), parity ^ 1);
         pack_reads(sums.pairs, p.shape.scale, slot, block.shared + kReadPairs, at, operand);
         publish_warp(block, kReadPairsReady);
-        multiply(sums.rows, operand, block.tile(kKeys), true);
+        multiply<false>(sums.rows, operand, block.tile(kKeys), true);
         finish(sums.rows);
     } else {
         wait_full(block, turn, kQueries);
@@ -245,4 +265,4 @@ HCP_DEVICE void take_item(const GradientsParams& p, const Block& block, uint32_t
     arrive_warp(block, kGatesEmpty + last.parity());
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

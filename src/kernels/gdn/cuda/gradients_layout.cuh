@@ -4,8 +4,9 @@
 // (gradients.cuh).
 
 #include "kernels/gdn/cuda/gates.cuh"
+#include "kernels/gdn/cuda/head_scale.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Images: see problem.cuh. dq, dk, dv are contiguous [tokens, heads, 128] in bf16.
 struct GradientsParams {
@@ -20,6 +21,7 @@ struct GradientsParams {
     const uint8_t *e, *z;                   // kRowsBytes each
     const uint8_t* inverse;                 // kInverseBytes
     const uint8_t *state, *state_gradient;  // kStateBytes: before the chunk, after the chunk
+    const uint32_t *largest, *largest_gradients;  // [value heads]: of v and S, of dO and dS
     uint16_t *dq, *dk, *dv;
     float *dg, *dbeta;  // [tokens, value heads], strides in elements
     int64_t dg_token_stride, dg_head_stride, dbeta_token_stride, dbeta_head_stride;
@@ -83,7 +85,10 @@ enum Vector : uint32_t { kSum, kBeta, kGamma, kToEnd, kKeyNorm, kQueryNorm, kVec
 constexpr uint32_t kVectorBytes = kChunkTokens * 4;
 constexpr uint32_t kItem = kVectors * kVectorBytes;  // first token, tokens, key head
 constexpr uint32_t kDecay = kItem + 12;              // e^B
-constexpr uint32_t kSlotBytes = kItem + 16;
+/// Powers of two of the turn's head: 2^(e_h + e_g), 2^e_g, and 2^-e_g twice in bf16.
+constexpr uint32_t kPowers = kItem + 16;
+constexpr uint32_t kPower = kPowers, kGradientPower = kPowers + 4, kGradientDown = kPowers + 8;
+constexpr uint32_t kSlotBytes = kPowers + 16;
 constexpr uint32_t kSlots = kEraseProducts + kBlocks * kBlockBytes;
 
 /// Sums for dg. Columns: of N by warp, erasures then reads.
@@ -122,9 +127,10 @@ static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 2
 /// The warpgroups that multiply, by what they leave (gradients_item.cuh).
 enum Role : uint32_t { kValuesRole, kKeysRole, kQueriesRole };
 
-/// Named barriers of a warpgroup: Z has been read by all its warps; so have dP and dN.
-constexpr uint32_t kValueGradientsRead = 1, kPairsRead = 2;
+/// Named barriers of a warpgroup: Z has been read by all its warps; so have dP and dN; all have
+/// made fp16 of dO.
+constexpr uint32_t kValueGradientsRead = 1, kPairsRead = 2, kConverted = 3;
 constexpr uint32_t kWorkingThreads = 384;
 
 }  // namespace gradients
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -6,7 +6,7 @@
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// The two columns of sums[8 step + 2 i] and the next.
 HCP_DEVICE uint32_t pair_column(uint32_t step, uint32_t i, const Place& at) {
@@ -169,4 +169,4 @@ HCP_DEVICE void pack_erasures(const float (&total)[32],
     }
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -5,7 +5,7 @@
 
 #include "kernels/gdn/cuda/gradients_block.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 HCP_DEVICE void wait_empty(const Block& block, uint32_t parity, Tile tile) {
     device::mbarrier_wait_sleeping(block.empty(tile), parity ^ 1, kPollNs);
@@ -144,4 +144,4 @@ HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
     }
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -4,7 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// As matrix_descriptor, `bytes` into a tile: only an addition differs from step to step.
 HCP_DEVICE uint64_t tile_descriptor(uint32_t tile,
@@ -23,13 +23,18 @@ HCP_DEVICE uint64_t columns_descriptor(uint32_t tile, uint32_t step) {
     return tile_descriptor(tile, step / 4 * kPanelBytes + step % 4 * 32, 16, 1024);
 }
 
-/// sums (+)= A B, B of 64 rows and 128 columns. Issues only: finish() waits.
+/// sums (+)= A B in fp16 or bf16, B of 64 rows and 128 columns. Issues only: finish() waits.
+template <bool kF16>
 HCP_DEVICE void multiply(float (&sums)[64], const uint32_t (&a)[4][4], uint32_t b_tile, bool add) {
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        device::wgmma_registers<device::Major::kMn>(sums, a[step], rows_descriptor(b_tile, step),
-                                                    add || step > 0);
+        const uint64_t b = rows_descriptor(b_tile, step);
+        if constexpr (kF16) {
+            device::wgmma_registers_f16<device::Major::kMn>(sums, a[step], b, add || step > 0);
+        } else {
+            device::wgmma_registers<device::Major::kMn>(sums, a[step], b, add || step > 0);
+        }
     }
     device::wgmma_commit();
 }
@@ -59,7 +64,7 @@ HCP_DEVICE void multiply_state(float (&sums)[Count], uint32_t a_tile, uint32_t b
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-        device::wgmma_shared<device::Major::kK, device::Major::kMn>(
+        multiply_shared<device::Major::kK, device::Major::kMn>(
             sums, columns_descriptor(a_tile, step), rows_descriptor(b_tile, step), step > 0);
     }
     device::wgmma_commit();
@@ -79,7 +84,7 @@ HCP_DEVICE void multiply_half(float (&pairs)[16], uint32_t a_tile, uint32_t b_ti
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-        device::wgmma_shared<device::Major::kK, device::Major::kK>(
+        multiply_shared<device::Major::kK, device::Major::kK>(
             pairs, columns_descriptor(a_tile, step), columns_descriptor(b_tile, step), step > 0);
     }
     device::wgmma_commit();
@@ -91,7 +96,7 @@ HCP_DEVICE void finish(float (&sums)[Count]) {
     device::keep_registers(sums);
 }
 
-/// T diag(beta) as operand A, in bf16. Blocks above the diagonal are not read.
+/// T diag(beta) as operand A. Blocks above the diagonal are not read.
 HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, const Place& at) {
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
@@ -100,22 +105,23 @@ HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, 
         for (uint32_t i = 0; i < 4; ++i) {
             const device::Float2 t = device::unpack_f16(a[step][i]);
             const device::Float2 b = pair_at(beta, 16 * step + i / 2 * 8 + at.pair);
-            a[step][i] = step <= at.warp ? device::pack_bf16(t.x * b.x, t.y * b.y) : 0;
+            a[step][i] = step <= at.warp ? pack_operand(t.x * b.x, t.y * b.y) : 0;
         }
     }
 }
 
-/// T^T as operand A, in bf16. Blocks of T above the diagonal are not read.
+/// T^T as operand A. Blocks of T above the diagonal are not read.
 HCP_DEVICE void load_inverse_transposed(uint32_t (&a)[4][4], uint32_t tile, const Place& at) {
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
         device::load_matrix_transposed(a[step], transposed_address(tile, 16 * step, 16 * at.warp));
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const device::Float2 t = device::unpack_f16(a[step][i]);
-            a[step][i] = step >= at.warp ? device::pack_bf16(t.x, t.y) : 0;
+        for (uint32_t& pair : a[step]) {
+            const device::Float2 t = device::unpack_f16(pair);
+            const uint32_t operand = kFp16 ? pair : device::pack_bf16(t.x, t.y);
+            pair = step >= at.warp ? operand : 0;
         }
     }
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -4,7 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// dx = r (dx^ - x^ <x^, dx^>), by the four lanes of a row; `dot` is <x, dx^>.
 HCP_DEVICE void undo_normalisation(float (&dx)[64],
@@ -73,4 +73,4 @@ HCP_DEVICE void store_rows_of(const GradientsParams& p,
     store_rows_of_warp(dx, space, to, p.shape.key_row(), item.span.tokens, at);
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

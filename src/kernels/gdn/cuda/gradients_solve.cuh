@@ -4,9 +4,10 @@
 
 #include "kernels/gdn/cuda/gradients_products.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
-/// The sums times the rows' factors, in bf16.
+/// The sums times the rows' factors, in fp16 or bf16.
+template <bool kF16>
 HCP_DEVICE void store_sums(uint32_t tile,
                            const Place& at,
                            const float (&sums)[64],
@@ -18,7 +19,8 @@ HCP_DEVICE void store_sums(uint32_t tile,
         for (uint32_t i = 0; i < 4; ++i) {
             const float of_row = i % 2 == 0 ? factor.x : factor.y;
             const float* sum = sums + 8 * step + 2 * i;
-            packed[i] = device::pack_bf16(of_row * sum[0], of_row * sum[1]);
+            packed[i] = kF16 ? device::pack_f16(of_row * sum[0], of_row * sum[1])
+                             : device::pack_bf16(of_row * sum[0], of_row * sum[1]);
         }
         device::store_matrix(block_address(tile, 16 * at.warp, 16 * step), packed);
     }
@@ -32,14 +34,14 @@ HCP_DEVICE void solve(const Block& block, const Turn& turn, const Place& at, flo
     {
         float sums[64];
         wait_full(block, turn, kErrors);
-        multiply(sums, inverse, block.tile(kErrors), false);
+        multiply<kFp16>(sums, inverse, block.tile(kErrors), false);
         finish(sums);
         wait_free(block, turn, kSolvedEmpty);
-        store_sums(block.shared + kSolved, at, sums, {1.0F, 1.0F});
+        store_sums<kFp16>(block.shared + kSolved, at, sums, {1.0F, 1.0F});
     }
     load_inverse_transposed(inverse, block.tile(kInverse), at);
     wait_full(block, turn, kValueGradients);
-    multiply(dr, inverse, block.tile(kValueGradients), false);
+    multiply<kFp16>(dr, inverse, block.tile(kValueGradients), false);
     publish_warp(block, kSolvedReady);
     release(block, kInverse);
     finish(dr);
@@ -52,18 +54,21 @@ HCP_DEVICE device::Float2 leave_adjoint(const Block& block, const Turn& turn, co
     solve(block, turn, at, dr);
     const device::Float2 beta = rows_at(block.slot(turn.index) + kBeta * kVectorBytes, at);
     wait_free(block, turn, kAdjointEmpty);
-    store_sums(block.shared + kAdjoint, at, dr, {1.0F, 1.0F});
-    store_sums(block.tile(kValueGradients), at, dr, beta);
+    store_sums<kFp16>(block.shared + kAdjoint, at, dr, {1.0F, 1.0F});
+    const float up = power_at(block, turn, kGradientPower);
+    store_sums<false>(block.tile(kValueGradients), at, dr, {up * beta.x, up * beta.y});
     device::Float2 dot = {0.0F, 0.0F};
     uint32_t errors[4][4];
     load_rows(errors, block.tile(kErrors), 0, at);
-    add_dots<0>(dot, dr, errors);
+    add_dots<0, kFp16>(dot, dr, errors);
     load_rows(errors, block.tile(kErrors), 64, at);
-    add_dots<32>(dot, dr, errors);
+    add_dots<32, kFp16>(dot, dr, errors);
     publish_warp(block, kAdjointReady);
     arrive_warp(block, kValueGradientsReady);
     release(block, kErrors);
-    return sum_rows(dot);
+    dot = sum_rows(dot);
+    const float power = power_at(block, turn, kPower);
+    return {power * dot.x, power * dot.y};
 }
 
 HCP_DEVICE void store_dbeta(const GradientsParams& p,
@@ -84,4 +89,4 @@ HCP_DEVICE void store_dbeta(const GradientsParams& p,
     }
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -4,7 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_products.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// The warp's part of <dH', H>: the diagonal of H^T-rows times dH'^T-rows.
 HCP_DEVICE float multiply_states(const Block& block, const Place& at) {
@@ -12,7 +12,7 @@ HCP_DEVICE float multiply_states(const Block& block, const Place& at) {
     device::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < 16; ++step) {
-        device::wgmma_shared<device::Major::kK, device::Major::kK>(
+        multiply_shared<device::Major::kK, device::Major::kK>(
             pairs, columns_descriptor(block.tile(kState), step),
             columns_descriptor(block.tile(kStateGradient), step), step > 0);
     }
@@ -43,7 +43,9 @@ struct Term {
 HCP_DEVICE Term term_of(
     const Block& block, const Turn& turn, Role role, bool of_writes, float scale, const Place& at) {
     const uint32_t slot = block.slot(turn.index);
-    const device::Float2 decay = rows_at(slot + (of_writes ? kToEnd : kGamma) * kVectorBytes, at);
+    const float power = power_at(block, turn, kPower);
+    device::Float2 decay = rows_at(slot + (of_writes ? kToEnd : kGamma) * kVectorBytes, at);
+    decay = {power * decay.x, power * decay.y};
     if (of_writes) {
         return {block.shared + kSolved, block.barrier(kSolvedReady), kStateGradient, decay};
     }
@@ -114,4 +116,4 @@ HCP_DEVICE device::Float2 multiply_by_rows(const float (&sums)[64],
     return sum_rows(dot);
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -4,7 +4,7 @@
 
 #include "kernels/gdn/cuda/gradients_fragments.cuh"
 
-namespace hybridcp::gdn::cuda::gradients {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
 /// Rows of a short chunk, after which the next segment's follow.
 HCP_DEVICE void store_short_chunk(const GradientsParams& p,
@@ -62,4 +62,4 @@ HCP_DEVICE void store_value_gradients(const GradientsParams& p, const Block& blo
     device::bulk_wait<0>();
 }
 
-}  // namespace hybridcp::gdn::cuda::gradients
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

@@ -4,9 +4,9 @@
 // in fp32, the rest by fp16 products of blocks. Warp w makes diagonal block w of 16, and then, from
 // all those, block column w. Off-diagonal blocks above the diagonal are left undefined.
 
-#include "kernels/gdn/cuda/problem.cuh"
+#include "kernels/gdn/cuda/operands.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Shared memory of the inverse: T in fp16 with padded rows, then rows 16 to 63 of L in fp16. The
 /// fp32 blocks of 8 wait in blocks of T that are not defined yet, or never.
@@ -184,4 +184,27 @@ HCP_DEVICE void finish_column(const InverseTiles& tiles,
     }
 }
 
-}  // namespace hybridcp::gdn::cuda
+/// What finish_column rounded off a, in bf16. T is that of the tiles, in fp16: 11 bits. All warps'
+/// columns are finished.
+HCP_DEVICE void take_column_rest(const InverseTiles& tiles,
+                                 uint32_t warp,
+                                 uint32_t factors,
+                                 uint32_t (&a)[4][4]) {
+    const uint32_t pair = 8 * (device::lane_index() & 3);
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+        uint32_t t[4];
+        device::load_matrix_transposed(t, tiles.transposed_at(k, warp));
+#pragma unroll
+        for (uint32_t x = 0; x < 4; ++x) {
+            const auto f =
+                device::load_shared<device::Float2>(factors + 64 * k + 32 * (x >> 1) + pair);
+            const device::Float2 value = device::unpack_f16(t[x]);
+            const device::Float2 taken = device::unpack_bf16(a[k][x]);
+            a[k][x] =
+                k < warp ? 0 : device::pack_bf16(value.x * f.x - taken.x, value.y * f.y - taken.y);
+        }
+    }
+}
+
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

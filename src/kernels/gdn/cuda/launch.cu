@@ -6,7 +6,7 @@
 
 #include "kernels/gdn/cuda/parameters.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 namespace {
 
 using EncodeTiled = CUresult (*)(CUtensorMap*,
@@ -101,14 +101,6 @@ const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t token
     return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled refused a tensor";
 }
 
-const char* read_device_traits(int device, DeviceTraits& traits) {
-    return first_of(
-        {text(cudaDeviceGetAttribute(&traits.major, cudaDevAttrComputeCapabilityMajor, device)),
-         text(cudaDeviceGetAttribute(&traits.minor, cudaDevAttrComputeCapabilityMinor, device)),
-         text(cudaDeviceGetAttribute(&traits.multiprocessors, cudaDevAttrMultiProcessorCount,
-                                     device))});
-}
-
 namespace {
 
 template <class Config, class View>
@@ -123,8 +115,6 @@ const char* launch_walk(const CallView& call, const View& view) {
     return launch(forward<Config>, p, forward_grid<Config>(call), call.stream);
 }
 
-}  // namespace
-
 const char* launch_forward(const CallView& call, const ForwardView& view) {
     return launch_walk<OutputConfig>(call, view);
 }
@@ -133,6 +123,14 @@ const char* launch_remake(const CallView& call, const RemakeView& view) {
 }
 const char* launch_summary(const CallView& call, const SummaryView& view) {
     return launch_walk<SummaryConfig>(call, view);
+}
+
+const char* launch_magnitudes(const CallView& call, const MagnitudesView& view) {
+    if (call.num_pieces == 0) {
+        return nullptr;
+    }
+    const MagnitudesParams p = magnitudes_params(call, view);
+    return launch(magnitudes, p, magnitudes_grid(p), call.stream);
 }
 
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
@@ -165,4 +163,13 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
                   call.stream);
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace
+
+const Launches& launches() {
+    static constexpr Launches kLaunches = {launch_forward,   launch_remake,
+                                           launch_summary,   launch_state_gradient,
+                                           launch_gradients, launch_magnitudes};
+    return kLaunches;
+}
+
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -1,7 +1,7 @@
 #pragma once
 
-// Host side of the Hopper kernels of Gated DeltaNet, without torch: each function fills a kernel's
-// parameters and launches it on the call's stream. They return null, or what CUDA says is wrong.
+// Host side of the Hopper kernels of Gated DeltaNet, without torch: each launch fills a kernel's
+// parameters and launches it on the call's stream. All return null, or what CUDA says is wrong.
 
 #include "kernels/gdn/cuda/tables.h"
 
@@ -32,6 +32,8 @@ struct CallView {
     int32_t num_pieces;
     bool may_truncate;  // keys have unit length, beta is in [0, 2]
     void* stream;       // cudaStream_t
+    /// [value heads]: the largest magnitude of v and start states, bits of fp32; for fp16 alone.
+    const uint32_t* largest;
 };
 
 /// States are fp32 [segments, value heads, K, V], norms fp32 [key heads, tokens].
@@ -42,7 +44,13 @@ struct ForwardView {
     float *q_norms, *k_norms;
     Checkpoints checkpoints;  // or null
 };
-[[nodiscard]] const char* launch_forward(const CallView& call, const ForwardView& view);
+
+/// The largest magnitude of each value head of rows of tokens and of states.
+struct MagnitudesView {
+    RowsView rows;
+    const float* states;  // null for zeros
+    uint32_t* largest;    // [value heads], bits of fp32; zeros before
+};
 
 /// What backward needs of forward again, per head and chunk (tables.h). The call's pieces are runs.
 struct RemakeView {
@@ -50,35 +58,48 @@ struct RemakeView {
     Checkpoints checkpoints;              // of a forward with the same runs
     uint8_t *states, *errors, *inverses;  // H, E, T
 };
-[[nodiscard]] const char* launch_remake(const CallView& call, const RemakeView& view);
 
 /// M is zero, and not walked, where gates sum to less than `floor`.
 struct SummaryView {
     float *S, *M;  // [segments, value heads, K, V] and [segments, value heads, K, K]
     float floor;
 };
-[[nodiscard]] const char* launch_summary(const CallView& call, const SummaryView& view);
 
 struct StateGradientView {
     RowsView d_o;
     const float *q_norms, *k_norms;
     const uint8_t* inverses;
+    const uint32_t* largest;           // as the call's, of d_o and d_end
     const float* d_end;                // null for zeros
     float* d_start;                    // or null
     uint8_t *d_states, *d_new_values;  // null for a summary
     float summary_floor;
 };
-[[nodiscard]] const char* launch_state_gradient(const CallView& call,
-                                                const StateGradientView& view);
 
 struct GradientsView {
     RowsView d_o;
     const float *q_norms, *k_norms;
     const uint8_t *states, *errors, *inverses, *d_states, *d_new_values;
-    void *dq, *dk, *dv;  // bf16, contiguous
-    float *dg, *dbeta;   // [tokens, value heads], the last dim dense
+    const uint32_t* largest_gradients;  // of the state gradient
+    void *dq, *dk, *dv;                 // bf16, contiguous
+    float *dg, *dbeta;                  // [tokens, value heads], the last dim dense
     int64_t gate_token_stride;
 };
-[[nodiscard]] const char* launch_gradients(const CallView& call, const GradientsView& view);
+
+/// The kernels with operands of one type (operands.cuh).
+struct Launches {
+    const char* (*forward)(const CallView&, const ForwardView&);
+    const char* (*remake)(const CallView&, const RemakeView&);
+    const char* (*summary)(const CallView&, const SummaryView&);
+    const char* (*state_gradient)(const CallView&, const StateGradientView&);
+    const char* (*gradients)(const CallView&, const GradientsView&);
+    const char* (*magnitudes)(const CallView&, const MagnitudesView&);
+};
+namespace bf16 {
+[[nodiscard]] const Launches& launches();
+}
+namespace fp16 {
+[[nodiscard]] const Launches& launches();
+}
 
 }  // namespace hybridcp::gdn::cuda

@@ -6,9 +6,10 @@
 #include "kernels/gdn/cuda/forward.cuh"
 #include "kernels/gdn/cuda/gradients.cuh"
 #include "kernels/gdn/cuda/launch.h"
+#include "kernels/gdn/cuda/magnitudes.cuh"
 #include "kernels/gdn/cuda/state_gradient.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 struct Grid {
     int64_t blocks;
@@ -25,6 +26,7 @@ inline const char* fill(ForwardParams& p, const CallView& call) {
     p.pieces = call.pieces;
     p.num_pieces = call.num_pieces;
     p.may_truncate = call.may_truncate;
+    p.largest = call.largest;
     const char* error = make_map(p.k, call.k, call.shape.tokens, call.shape.key_heads);
     return error != nullptr ? error
                             : make_map(p.v, call.v, call.shape.tokens, call.shape.value_heads);
@@ -66,6 +68,21 @@ Grid forward_grid(const CallView& call) {
             Config::kSharedBytes, Config::kCluster};
 }
 
+inline MagnitudesParams magnitudes_params(const CallView& call, const MagnitudesView& view) {
+    return {.rows = static_cast<const uint16_t*>(view.rows.data),
+            .token_stride = view.rows.token_stride,
+            .head_stride = view.rows.head_stride,
+            .states = view.states,
+            .shape = call.shape,
+            .chunks = call.chunks,
+            .pieces = call.pieces,
+            .num_pieces = call.num_pieces,
+            .largest = view.largest};
+}
+inline Grid magnitudes_grid(const MagnitudesParams& p) {
+    return {Magnitudes::blocks(p), Magnitudes::kThreads, 0, 1};
+}
+
 inline const char* fill(StateGradientParams& p,
                         const CallView& call,
                         const StateGradientView& view) {
@@ -76,6 +93,7 @@ inline const char* fill(StateGradientParams& p,
     p.q_norms = view.q_norms;
     p.k_norms = view.k_norms;
     p.inverses = view.inverses;
+    p.largest = view.largest;
     p.d_end = view.d_end;
     p.d_start = view.d_start;
     p.d_states = view.d_states;
@@ -107,6 +125,8 @@ inline const char* fill(GradientsParams& p, const CallView& call, const Gradient
     p.inverse = view.inverses;
     p.state = view.states;
     p.state_gradient = view.d_states;
+    p.largest = call.largest;
+    p.largest_gradients = view.largest_gradients;
     p.dq = static_cast<uint16_t*>(view.dq);
     p.dk = static_cast<uint16_t*>(view.dk);
     p.dv = static_cast<uint16_t*>(view.dv);
@@ -134,4 +154,4 @@ inline Grid gradients_grid(const CallView& call, int64_t multiprocessors) {
             GradientsConfig::kSharedBytes, 1};
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

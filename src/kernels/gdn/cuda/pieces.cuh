@@ -5,7 +5,7 @@
 
 #include "kernels/gdn/cuda/walk_range.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Chunks are counted from the segment's first.
 struct Walk {
@@ -110,4 +110,4 @@ HCP_DEVICE Walk walk_summary(const Piece& piece,
     return walk_of(walk, find_summary_range(order, gates, walk.head, floor, scratch), piece.chunks);
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/device.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 template <int Stages>
 struct Ring {
@@ -60,4 +60,4 @@ HCP_DEVICE void clear_rows(uint32_t panel, int32_t first) {
     }
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

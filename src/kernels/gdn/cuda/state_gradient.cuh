@@ -1,7 +1,7 @@
 #pragma once
 
-// The backward walk over states: for a piece of a segment and a head, in reverse and in bf16
-// products with fp32 sums,
+// The backward walk over states: for a piece of a segment and a head, in reverse with
+// fp32 sums, all of it divided by 2^(the head's exponent),
 //     Z  = P^T dO + dec r_k (K dH')
 //     dH = e^B dH' + U^T dO - W^T (dec r_k (K dH'))        U = s gamma r_q Q - P W
 // leaving dH' and Z of every chunk of the piece, and the gradient of the segment's start state.
@@ -11,7 +11,7 @@
 #include "kernels/gdn/cuda/state_gradient_updates.cuh"
 #include "kernels/gdn/cuda/state_gradient_writes.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// The warpgroup that holds dH' (transposed).
 class StateGradientChain {
@@ -23,12 +23,16 @@ class StateGradientChain {
 
     HCP_DEVICE void run(const StateGradientParams& p, const StateGradientItem& item) {
         float state[64];
+        const int exponent = exponent_of_head(p.largest + item.head);
+        down_ = kFp16 ? device::shuffle(bf16_pair(power_of_two_within(-exponent)), 0) : 0;
         const int64_t offset = p.shape.state_offset(item.segment, item.head);
         const bool starts = item.from_boundary && p.d_end != nullptr;
-        load_state(state, starts ? p.d_end + offset : nullptr, shared_.rank);
+        load_state(state, starts ? p.d_end + offset : nullptr, shared_.rank,
+                   power_of_two_within(-exponent));
         walk(state, item);
         if (item.to_start && p.d_start != nullptr) {
-            store_state(state, p.d_start + offset, shared_.rank);
+            const int up = exponent_of_head(p.largest + item.head);
+            store_state(state, p.d_start + offset, shared_.rank, power_of_two_within(up));
         }
     }
 
@@ -106,6 +110,7 @@ class StateGradientChain {
         read_state(read, state, packed, outputs, use);
         device::Float2 factors[8];
         load_read_factors(factors, use);
+        const auto shift = device::load_shared<float>(shared_.gate(use, 0) + Layout::kChunkShift);
         device::wgmma_wait<0>();
         device::keep_registers(read);
         keep(packed);
@@ -136,6 +141,9 @@ class StateGradientChain {
         keep(left);
         release_products(shared_.updates_ring, use);
         release_products(shared_.writes_ring, use);
+        if (kFp16 && shift != 1.0F) {
+            multiply(state, shift);
+        }
         pack_state(packed, state);
         if constexpr (kKept) {
             finish_new_values(values, read, outputs, item, use);
@@ -153,7 +161,7 @@ class StateGradientChain {
                                uint32_t (&packed)[8][4],
                                uint32_t (&outputs)[4][4],
                                int32_t use) const {
-        shared_.keys_ring.wait_full(use);
+        shared_.wait_keys(use);
         device::keep_registers(read);
         keep(packed);
         device::wgmma_fence();
@@ -166,10 +174,17 @@ class StateGradientChain {
         for (uint32_t step = 0; step < 4; ++step) {
             device::load_matrix_transposed(
                 outputs[step], shared_.gradient(use) + offset_ + kTokenStepBytes * step);
+#pragma unroll
+            for (uint32_t& pair : outputs[step]) {
+                pair = kFp16 ? to_f16(pair, down_) : pair;
+            }
         }
+        multiply(state, decay);
+    }
+    HCP_DEVICE static void multiply(float (&state)[64], float factor) {
 #pragma unroll
         for (float& x : state) {
-            x *= decay;
+            x *= factor;
         }
     }
 
@@ -200,7 +215,7 @@ class StateGradientChain {
         device::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            device::wgmma_registers<device::Major::kMn>(
+            multiply_registers<device::Major::kMn>(
                 read, outputs[step], device::advance(tile, kTokenStepBytes * step), true);
         }
         device::wgmma_commit();
@@ -216,7 +231,7 @@ class StateGradientChain {
         release_products(shared_.scores_ring, item.score_use(use));
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            values[i >> 2][i & 3] = device::pack_bf16(read[2 * i], read[2 * i + 1]);
+            values[i >> 2][i & 3] = pack_operand(read[2 * i], read[2 * i + 1]);
         }
     }
 
@@ -249,7 +264,7 @@ class StateGradientChain {
         for (int i = 0; i < 16; ++i) {
             read[2 * i] *= factors[i >> 1].x;
             read[2 * i + 1] *= factors[i >> 1].y;
-            left[i >> 2][i & 3] = device::pack_bf16(read[2 * i], read[2 * i + 1]);
+            left[i >> 2][i & 3] = pack_operand(read[2 * i], read[2 * i + 1]);
         }
     }
     /// Where dO was: each warp has its own columns.
@@ -263,6 +278,7 @@ class StateGradientChain {
     const StateGradientShared& shared_;
     LanePlace at_;
     uint32_t offset_;
+    uint32_t down_ = 0;  // 2^-exponent, twice in bf16
 };
 
 HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
@@ -275,7 +291,7 @@ HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
         StateGradientChain(shared).run(p, item);
     } else if (group == Layout::kUpdateGroup) {
         device::increase_registers<Layout::kUpdateRegisters>();
-        StateGradientUpdates(shared, item).run();
+        StateGradientUpdates(p, shared, item).run();
     } else if (group == Layout::kWriteGroup) {
         device::decrease_registers<Layout::kWriteRegisters>();
         StateGradientWrites(p, shared, item).run();
@@ -314,4 +330,4 @@ __global__ void __launch_bounds__(StateGradientLayout::kThreads, 1)
 }
 #endif
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

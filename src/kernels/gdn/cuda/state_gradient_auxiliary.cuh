@@ -2,11 +2,12 @@
 
 // What the auxiliary warpgroups of the backward walk share. Off the chain of states they make
 //     -W = -T diag(beta gamma r_k) K,    P = s (r_q Q)(r_k K)^T o Gam,    U = s gamma r_q Q - P W
-// of every other chunk, for both blocks.
+// of every other chunk, for both blocks, and fp16 of K if operands are. Where a chunk's
+// gates leave little of what was before it, W and U are divided by 2^shift (write_factors).
 
 #include "kernels/gdn/cuda/state_gradient_layout.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 class StateGradientAuxiliary {
   protected:
@@ -50,7 +51,7 @@ class StateGradientAuxiliary {
             uint32_t packed[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                packed[i] = device::pack_bf16(rows[8 * block + 2 * i], rows[8 * block + 2 * i + 1]);
+                packed[i] = pack_operand(rows[8 * block + 2 * i], rows[8 * block + 2 * i + 1]);
             }
             device::store_matrix(tile + kPanelBytes * (block >> 2) +
                                      store_offset((2 * block & 7) + (at_.matrix >> 1)),
@@ -63,4 +64,4 @@ class StateGradientAuxiliary {
     LanePlace at_;
 };
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

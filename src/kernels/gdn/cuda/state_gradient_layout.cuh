@@ -2,11 +2,12 @@
 
 // The backward walk: parameters, roles of the warpgroups, shared memory (docs/gdn-cuda.md).
 
+#include "kernels/gdn/cuda/head_scale.cuh"
 #include "kernels/gdn/cuda/ring.cuh"
 #include "kernels/gdn/cuda/transposed_state.cuh"
 #include "kernels/gdn/cuda/walk_range.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 struct StateGradientParams {
     device::TensorMap q, k, d_o;  // boxes of 64 columns, 1 head, 64 tokens
@@ -16,9 +17,11 @@ struct StateGradientParams {
     const Piece* pieces;
     const float *q_norms, *k_norms;  // [key_heads, tokens]
     const uint8_t* inverses;         // kInverseBytes a head and chunk
+    const uint32_t* largest;         // [heads]: of dO and dS_end (magnitudes.cuh)
     const float* d_end;              // [segments, heads, K, V] or null for zeros
     float* d_start;                  // the same, or null
     // Per head and chunk; null for a summary, which walks the chunks that matter from zeros.
+    // Both divided by 2^(the head's exponent).
     uint8_t* d_states;      // kStateBytes: gradient of the state after the chunk
     uint8_t* d_new_values;  // kRowsBytes: Z
     bool may_truncate;      // of a piece's entry state
@@ -50,16 +53,17 @@ struct StateGradientLayout {
     static constexpr uint32_t kUpdates = kWrites + kProductStages * kTileBytes;
     static constexpr uint32_t kState = kUpdates + kProductStages * kTileBytes;
     static constexpr uint32_t kGates = kState + kTileBytes;
-    // Arrays of 64 floats in a gate stage, and the decay of the whole chunk behind them.
+    // Arrays of 64 floats in a gate stage, and the decay of the whole chunk behind them, in two
+    // factors. All but the key factor, r_k itself, belong to rows as operands (head_scale.cuh).
     static constexpr uint32_t kArrayBytes = 256;
     static constexpr uint32_t kSum = 0, kRowFactor = 1, kColumnFactors = 2, kQueryFactor = 5,
                               kKeyFactor = 6, kReadFactor = 7, kOutputFactor = 8, kWriteFactor = 9;
-    static constexpr uint32_t kChunkDecay = 10 * kArrayBytes;
+    static constexpr uint32_t kChunkDecay = 10 * kArrayBytes, kChunkShift = kChunkDecay + 4;
     static constexpr uint32_t kGateStageBytes = kChunkDecay + 16;
     static constexpr uint32_t kBarriers = kGates + kGateStages * kGateStageBytes;
     static constexpr uint32_t kRingStages =
         kKeyStages + kQueryStages + kGradientStages + 3 * kProductStages + kGateStages + 1;
-    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 32;
+    static constexpr uint32_t kSharedBytes = kBarriers + 16 * kRingStages + 8 * kKeyStages + 32;
     static_assert(kSharedBytes <= 232448);
 };
 
@@ -68,6 +72,7 @@ struct StateGradientShared {
     using Layout = StateGradientLayout;
     uint32_t base, rank;
     Ring<Layout::kKeyStages> keys_ring;
+    uint32_t keys_ready;                        // a barrier a stage: K is fp16
     Ring<Layout::kQueryStages> queries_ring;    // of this block's chunks, see query_use
     Ring<Layout::kGradientStages> gradients;    // dO comes, Z leaves from the same place
     Ring<Layout::kProductStages> scores_ring;   // P of kept chunks, see score_use
@@ -96,6 +101,7 @@ struct StateGradientShared {
         key_landing = at + 8;
         query_landing = at + 16;
         gradient_landing = at + 24;
+        keys_ready = at + 32;
     }
     HCP_DEVICE void init() const {
         constexpr uint32_t kWarps = 4;  // of a role
@@ -108,7 +114,10 @@ struct StateGradientShared {
         }
         for (int32_t use = 0; use < Layout::kGateStages; ++use) {
             device::mbarrier_init(gates.full(use), 1);
-            device::mbarrier_init(gates.empty(use), owns(use) ? 3 * kWarps : kWarps);
+            device::mbarrier_init(gates.empty(use), (owns(use) ? 3 : kFp16 ? 2 : 1) * kWarps);
+        }
+        for (uint32_t stage = 0; stage < Layout::kKeyStages; ++stage) {
+            device::mbarrier_init(keys_ready + 8 * stage, kWarps);
         }
         for (const uint32_t barrier :
              {inverse_full, key_landing, query_landing, gradient_landing}) {
@@ -122,6 +131,13 @@ struct StateGradientShared {
     }
     [[nodiscard]] HCP_DEVICE uint32_t keys(int32_t use) const {
         return base + Layout::kKeys + keys_ring.stage(use) * Layout::kTileBytes;
+    }
+    [[nodiscard]] HCP_DEVICE uint32_t key_ready(int32_t use) const {
+        return keys_ready + 8 * keys_ring.stage(use);
+    }
+    /// Until it is an operand.
+    HCP_DEVICE void wait_keys(int32_t use) const {
+        device::mbarrier_wait(kFp16 ? key_ready(use) : keys_ring.full(use), keys_ring.parity(use));
     }
     /// The number of one of this block's chunks among them.
     [[nodiscard]] static HCP_DEVICE int32_t query_use(int32_t use) { return use >> 1; }
@@ -209,4 +225,4 @@ HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t sc
             .to_start = same(range.end == order.count ? 1 : 0) != 0};
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -2,9 +2,11 @@
 
 // The third warpgroup of the backward walk: a warp for rows, two for gates, one for what leaves.
 
+#include <cmath>
+
 #include "kernels/gdn/cuda/state_gradient_layout.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Makes `load(barrier)` fill a tile and completes `full`. Of a tile with rows beyond the chunk,
 /// which only the first of a walk can be, those are cleared first.
@@ -82,33 +84,47 @@ HCP_DEVICE void bring_rows(const StateGradientParams& p,
     }
 }
 
+/// The exponent of a power of two that all decays of a chunk from its start have in common, so that
+/// none of them is lost in fp16; 0 where the largest is a number of fp16 by itself. `first`: the
+/// sum to the first token.
+HCP_DEVICE float common_decay(float first) {
+    constexpr float kLeast = -6.0F;
+    return kFp16 && first < kLeast ? std::floor(first) : 0.0F;
+}
+
 /// The factors that the chain and, of this block's chunks, the products need, for this lane's two
 /// tokens.
 HCP_DEVICE void write_factors(const StateGradientShared& shared,
                               int32_t use,
                               const ChunkGates& gates,
-                              const float (&q_norm)[2],
-                              const float (&k_norm)[2]) {
+                              float scale,
+                              const float (&r_q)[2],
+                              const float (&r_k)[2]) {
     using Layout = StateGradientLayout;
     const uint32_t lane = device::lane_index();
     const auto put = [&](uint32_t array, float first, float second) {
         device::store_shared(shared.gate(use, array) + 8 * lane, device::Float2{first, second});
     };
     const float a = gates.sum[0], b = gates.sum[1];
+    const float q_norm[2] = {scale * rest_of(r_q[0]), scale * rest_of(r_q[1])};
+    const float k_norm[2] = {rest_of(r_k[0]), rest_of(r_k[1])};
+    const float shift = common_decay(device::shuffle(a, 0));
+    put(Layout::kKeyFactor, r_k[0], r_k[1]);
     put(Layout::kReadFactor, device::exp2_approximate(gates.all - a) * k_norm[0],
         device::exp2_approximate(gates.all - b) * k_norm[1]);
-    const float decay[2] = {device::exp2_approximate(a), device::exp2_approximate(b)};
+    const float decay[2] = {device::exp2_approximate(a - shift),
+                            device::exp2_approximate(b - shift)};
     if (lane == 0) {
         device::store_shared(shared.gate(use, 0) + Layout::kChunkDecay,
-                             device::exp2_approximate(gates.all));
+                             device::Float2{device::exp2_approximate(gates.all - shift),
+                                            device::exp2_approximate(shift)});
     }
     if (!shared.owns(use)) {
         return;
     }
     put(Layout::kSum, a, b);
     put(Layout::kOutputFactor, decay[0] * q_norm[0], decay[1] * q_norm[1]);
-    put(Layout::kQueryFactor, q_norm[0], q_norm[1]);
-    put(Layout::kKeyFactor, k_norm[0], k_norm[1]);
+    put(Layout::kQueryFactor, r_q[0], r_q[1]);
     put(Layout::kWriteFactor, -gates.beta[0] * decay[0] * k_norm[0],
         -gates.beta[1] * decay[1] * k_norm[1]);
     // Decays between blocks of 16 rows, through the first row of the later block.
@@ -156,8 +172,7 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
         next = load_factors(p, item, use + 2);
         const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
-        const float q_norm[2] = {p.shape.scale * raw.q_norm[0], p.shape.scale * raw.q_norm[1]};
-        write_factors(shared, use, gates, q_norm, raw.k_norm);
+        write_factors(shared, use, gates, p.shape.scale, raw.q_norm, raw.k_norm);
         device::sync_warp();
         if (device::lane_index() == 0) {
             shared.gates.arrive_full(use);
@@ -200,4 +215,4 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
     device::bulk_wait<0>();
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

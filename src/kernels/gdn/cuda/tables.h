@@ -19,10 +19,10 @@ constexpr uint32_t kPanelBytes = 8192;
 /// T = (I + tril(diag(beta) K K^T o Gam, -1))^-1, fp16, one panel of tokens x tokens. Blocks of 16
 /// above the diagonal are not defined.
 constexpr uint32_t kInverseBytes = kPanelBytes;
-/// Tokens x V in bf16, two panels: V columns 0 to 63, then 64 to 127.
+/// Tokens x V in the kernels' type of operands, two panels: V columns 0 to 63, then 64 to 127.
 constexpr uint32_t kRowsBytes = 2 * kPanelBytes;
-/// A transposed state in bf16, four panels of V rows x K columns: (V 0.., K 0..), (V 0.., K 64..),
-/// (V 64.., K 0..), (V 64.., K 64..).
+/// A transposed state in the same, four panels of V rows x K columns: (V 0.., K 0..), (V 0..,
+/// K 64..), (V 64.., K 0..), (V 64.., K 64..).
 constexpr uint32_t kStateBytes = 4 * kPanelBytes;
 
 struct Chunk {

@@ -1,11 +1,11 @@
 #pragma once
 
 // What a state warpgroup does with its half of a transposed state: 64 rows of V, 128 columns of K,
-// fp32 sums of a 64 x 128 product in registers (wgmma.cuh), and the same in bf16 as left operand.
+// fp32 sums of a 64 x 128 product in registers (wgmma.cuh), and the same as left operand.
 
-#include "kernels/gdn/cuda/problem.cuh"
+#include "kernels/gdn/cuda/operands.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 constexpr int kStateRows = 64;  // of V, one warpgroup
 
@@ -25,29 +25,29 @@ HCP_DEVICE int64_t state_offset(const LanePlace& at, uint32_t half, int i) {
     const uint32_t row = kStateRows * half + 16 * at.warp + at.row + 8 * ((i >> 1) & 1);
     return int64_t{column} * kHeadDim + row;
 }
-HCP_DEVICE void load_state(float (&state)[64], const float* from, uint32_t half) {
+HCP_DEVICE void load_state(float (&state)[64], const float* from, uint32_t half, float factor) {
     const LanePlace at = lane_place();
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
-        state[i] = from == nullptr ? 0.0F : device::load_global(from + state_offset(at, half, i));
+        state[i] =
+            from == nullptr ? 0.0F : factor * device::load_global(from + state_offset(at, half, i));
     }
 }
-HCP_DEVICE void store_state(const float (&state)[64], float* to, uint32_t half) {
+HCP_DEVICE void store_state(const float (&state)[64], float* to, uint32_t half, float factor) {
     const LanePlace at = lane_place();
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
-        device::store_global(to + state_offset(at, half, i), state[i]);
+        device::store_global(to + state_offset(at, half, i), factor * state[i]);
     }
 }
 
-/// In bf16, as left operand of eight steps of 16 in K.
+/// As left operand of eight steps of 16 in K.
 HCP_DEVICE void pack_state(uint32_t (&packed)[8][4], const float (&state)[64]) {
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            packed[step][i] =
-                device::pack_bf16(state[8 * step + 2 * i], state[8 * step + 2 * i + 1]);
+            packed[step][i] = pack_operand(state[8 * step + 2 * i], state[8 * step + 2 * i + 1]);
         }
     }
 }
@@ -79,7 +79,7 @@ HCP_DEVICE void multiply_by_keys(float (&columns)[32],
     const uint64_t tile = device::matrix_descriptor(keys, 16, 1024);
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-        device::wgmma_registers<device::Major::kK>(
+        multiply_registers<device::Major::kK>(
             columns, packed[step],
             device::advance(tile, kPanelBytes * (step >> 2) + 32 * (step & 3)), step > 0);
     }
@@ -91,9 +91,9 @@ HCP_DEVICE void add_outer_products(float (&state)[64],
     const uint64_t tile = device::matrix_descriptor(rows, kPanelBytes, 1024);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        device::wgmma_registers<device::Major::kMn>(
-            state, left[step], device::advance(tile, kTokenStepBytes * step), true);
+        multiply_registers<device::Major::kMn>(state, left[step],
+                                               device::advance(tile, kTokenStepBytes * step), true);
     }
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

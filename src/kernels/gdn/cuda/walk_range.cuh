@@ -7,7 +7,7 @@
 
 #include "kernels/gdn/cuda/gates.cuh"
 
-namespace hybridcp::gdn::cuda {
+namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// What lies before gates whose logs sum to less is 1.5e-8 of a state: with keys of unit length and
 /// beta in [0, 2] a state only shrinks on its way.
@@ -150,4 +150,4 @@ HCP_DEVICE WalkRange find_summary_range(
             .from_boundary = false};
 }
 
-}  // namespace hybridcp::gdn::cuda
+}  // namespace hybridcp::gdn::cuda::HCP_OPERANDS
