@@ -57,7 +57,7 @@ struct CudaLimits {
     std::int64_t chunks_of_two_summary_parts = 256;
     /// If no segment has more tokens, products take operands in fp16 rather than bf16: an eighth of
     /// the error, which few tokens do not average, in up to twice the time.
-    std::int64_t fp16_tokens = 4096;
+    std::int64_t fp16_tokens = 2048;
 };
 /// On Hopper GPUs, in builds with HCP_CUDA. Errors: UsageError naming what it does not take.
 [[nodiscard]] std::shared_ptr<GdnCall> make_cuda_call(Problem problem,
