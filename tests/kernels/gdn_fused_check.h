@@ -14,20 +14,15 @@ void expect_exact_zeros(const GdnCase& gdn_case, const Tensors& actual);
 /// it was.
 [[nodiscard]] GdnCase poison_padding(GdnCase& gdn_case);
 
-/// How many comparisons there were, in how many the yardstick itself missed the bar, and in how
-/// many the variant missed the yardstick by luck.
+/// How many comparisons there were, and in how many the yardstick itself missed the bar.
 struct BarCount {
     int all = 0;
     int above = 0;
-    int unlucky = 0;
 };
 
 /// What a variant is held against.
 struct Bf16Rule {
     std::vector<EmulationOptions> emulations = cpu_emulations();
-    /// Up to so many times the yardstick a miss counts as luck: where one number is most of a
-    /// tensor, its roundings may or may not cancel. The test bounds how often.
-    double luck = 1.5;
     /// Within the bars where honest arithmetic in bf16 is not, too.
     bool beyond_bf16 = false;
 };
