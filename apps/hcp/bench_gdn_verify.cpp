@@ -12,17 +12,28 @@ namespace hybridcp::cli {
 
 namespace {
 
-constexpr std::int64_t kTokens = 300;
+struct Layout {
+    std::int64_t tokens;
+    std::vector<std::int64_t> offsets;
+    bool summary;  // compared too: M of many tokens is little but its own rounding
+};
 // One with a part of a chunk at its end; packed: shorter than a chunk, empty, longer than one, and
-// padding.
-const std::vector<std::vector<std::int64_t>> kLayouts{{0, 300}, {0, 37, 37, 101, 290}};
+// padding. On a GPU also one that takes the kernels of long segments (docs/gdn-cuda.md,
+// "Operands").
+std::vector<Layout> layouts_of(const std::string& device) {
+    std::vector<Layout> layouts{{300, {0, 300}, true}, {300, {0, 37, 37, 101, 290}, true}};
+    if (device == "cuda") {
+        layouts.push_back({2100, {0, 2100}, false});
+    }
+    return layouts;
+}
 
 struct Results {
     std::vector<std::pair<std::string, at::Tensor>> tensors;
 };
 
 /// Through all methods, in the order of the distributed modes.
-Results compute(const GdnVariant& variant, const GdnProblem& problem) {
+Results compute(const GdnVariant& variant, const GdnProblem& problem, bool with_summary) {
     std::optional<ForcedIsa> forced;
     if (variant.isa) {
         forced.emplace(*variant.isa);
@@ -32,17 +43,20 @@ Results compute(const GdnVariant& variant, const GdnProblem& problem) {
     const GdnOutput output = call->forward(problem.S_start);
     const at::Tensor dS = call->gradient_summary(problem.d_o);
     const GdnGradients gradients = call->backward(problem.d_o, problem.dS_end);
-    return {{{"S", summary.S},
-             {"M", summary.M},
-             {"o", output.o},
-             {"S_end", output.S_end},
-             {"dS", dS},
-             {"dq", gradients.dq},
-             {"dk", gradients.dk},
-             {"dv", gradients.dv},
-             {"dg", gradients.dg},
-             {"dbeta", gradients.dbeta},
-             {"dS_start", gradients.dS_start}}};
+    Results results{{{"o", output.o},
+                     {"S_end", output.S_end},
+                     {"dS", dS},
+                     {"dq", gradients.dq},
+                     {"dk", gradients.dk},
+                     {"dv", gradients.dv},
+                     {"dg", gradients.dg},
+                     {"dbeta", gradients.dbeta},
+                     {"dS_start", gradients.dS_start}}};
+    if (with_summary) {
+        results.tensors.emplace_back("S", summary.S);
+        results.tensors.emplace_back("M", summary.M);
+    }
+    return results;
 }
 
 GdnProblem in_fp64(const GdnProblem& problem) {
@@ -66,14 +80,14 @@ void compare(const Results& actual,
              const GdnProblem& problem,
              const std::string& gates,
              Report& report) {
-    const std::int64_t end = problem.offsets.back();
+    const std::int64_t end = problem.offsets.back(), tokens = problem.inputs.q.size(0);
     for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
         const auto& [name, reference] = expected.tensors[i];
         const at::Tensor tensor = actual.tensors[i].second.cpu();
         const double bar = bar_of(name, problem.inputs.q.scalar_type(), gates);
         const Difference difference = relative_l2_per_head(tensor, reference, 1, bar);
         report.add({name, "rel-L2", difference.error, bar, difference.where});
-        if (tensor.size(0) == kTokens && end < kTokens) {
+        if (tensor.size(0) == tokens && end < tokens) {
             const at::Tensor padding = tensor.slice(0, end);
             const Difference nonzero = max_abs(padding, at::zeros_like(padding));
             report.add({name + " of padding", "abs", nonzero.error, 0.0, nonzero.where});
@@ -92,17 +106,17 @@ std::vector<Report> verify_gdn_variants(const BenchGdnOptions& options,
     few.value_heads = few.key_heads * group;
     std::vector<Report> reports;
     for (const std::string& dtype : options.dtypes) {
-        for (const auto& offsets : kLayouts) {
+        for (const auto& [tokens, offsets, with_summary] : layouts_of(options.device)) {
             const GdnProblem problem =
-                make_gdn_problem(few, offsets, kTokens, parse_bench_dtype("bench gdn", dtype));
+                make_gdn_problem(few, offsets, tokens, parse_bench_dtype("bench gdn", dtype));
             const Results expected =
-                compute({"reference", GdnBackend::kReference}, in_fp64(problem));
+                compute({"reference", GdnBackend::kReference}, in_fp64(problem), with_summary);
             for (const GdnVariant& variant : variants) {
                 Report report(fmt::format("gdn {}, {} tokens {}, {}, gates {}", variant.name,
-                                          kTokens, offsets.size() > 2 ? "packed" : "in one", dtype,
+                                          tokens, offsets.size() > 2 ? "packed" : "in one", dtype,
                                           options.gates));
-                compare(compute(variant, on_device(problem, options.device)), expected, problem,
-                        options.gates, report);
+                compare(compute(variant, on_device(problem, options.device), with_summary),
+                        expected, problem, options.gates, report);
                 reports.push_back(std::move(report));
             }
         }
