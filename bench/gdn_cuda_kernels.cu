@@ -234,6 +234,10 @@ int main(int argc, char** argv) {
     const ForwardView forward = {rows(o, value_heads), nullptr,
                                  end.as<float>(),      q_norms.as<float>(),
                                  k_norms.as<float>(),  checkpoints};
+    ForwardView keeping = forward;
+    keeping.states = states.as<uint8_t>();
+    keeping.errors = errors.as<uint8_t>();
+    keeping.inverses = inverses.as<uint8_t>();
     const MagnitudesView of_values = {rows(v, value_heads), nullptr, largest.as<uint32_t>()};
     const MagnitudesView of_gradients = {rows(d_o, value_heads), nullptr,
                                          largest_gradients.as<uint32_t>()};
@@ -258,6 +262,9 @@ int main(int argc, char** argv) {
     const std::vector<Run> runs = {
         {"value_sizes", [&] { return kernels.magnitudes(call, of_values); }, {{".V", &largest}}},
         {"forward", [&] { return kernels.forward(call, forward); }, {{"o", &o}, {".end", &end}}},
+        {"keeping",
+         [&] { return kernels.forward(call, keeping); },
+         {{"o", &o}, {".end", &end}, {"H", &states}, {"E", &errors}}},
         {"gradient_sizes",
          [&] { return kernels.magnitudes(call, of_gradients); },
          {{".dO", &largest_gradients}}},
@@ -275,6 +282,13 @@ int main(int argc, char** argv) {
              const char* errors[] = {in_fp16 ? kernels.magnitudes(call, of_gradients) : nullptr,
                                      kernels.remake(run_call, remake),
                                      kernels.state_gradient(call, walk),
+                                     kernels.gradients(call, gradients)};
+             return *std::max_element(std::begin(errors), std::end(errors));
+         },
+         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
+        {"kept_backward",
+         [&] {
+             const char* errors[] = {kernels.state_gradient(call, walk),
                                      kernels.gradients(call, gradients)};
              return *std::max_element(std::begin(errors), std::end(errors));
          },

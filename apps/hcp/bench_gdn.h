@@ -43,6 +43,7 @@ struct GdnVariant {
     std::string name;
     GdnBackend backend = GdnBackend::kEager;
     std::optional<Isa> isa = std::nullopt;  // forced while it runs
+    bool keep_intermediates = true;         // GdnOptions
 };
 
 /// The variants that --backend and --isa ask for. Errors: UsageError for one that is not known, or

@@ -74,6 +74,10 @@ std::vector<GdnVariant> gdn_variants(const BenchGdnOptions& options) {
         }
         if (!word.has_isas || options.device != "cpu") {
             variants.push_back({word.name, word.backend});
+            if (word.has_isas) {  // fused on a GPU, by itself and where backward follows at once
+                variants.back().keep_intermediates = false;
+                variants.push_back({fmt::format("{} kept", word.name), word.backend});
+            }
             continue;
         }
         for (const Isa isa : isas) {
@@ -130,7 +134,8 @@ GdnProblem on_device(const GdnProblem& problem, const std::string& device) {
 
 std::shared_ptr<GdnCall> make_call(const GdnVariant& variant, const GdnProblem& problem) {
     return make_gdn_call(variant.backend, problem.inputs, problem.segments,
-                         {.summary_floor = GdnOptions::kFastSummary});
+                         {.summary_floor = GdnOptions::kFastSummary,
+                          .keep_intermediates = variant.keep_intermediates});
 }
 
 Lane variant_lane(const BenchGdnOptions& options,

@@ -31,7 +31,6 @@ struct LocalCall : torch::CustomClassHolder {
     StateShape shape;
     bool has_initial = false;
     bool want_final = false;
-    bool is_second_pass = false;  // of a checkpointed segment: backward is next
     std::shared_ptr<GdnCall> kernel;
     std::shared_ptr<StateExchanger> exchange;
     ExchangeTape* tape = nullptr;  // for the forward pass, where states are exchanged
@@ -174,7 +173,7 @@ struct GatedDeltaRuleFunction : Function<GatedDeltaRuleFunction> {
         if (call->exchange) {
             call->exchange->finish();
         }
-        if (!call->is_second_pass) {
+        if (!call->options.keep_intermediates) {
             call->kernel->release_intermediates();
         }
         at::Tensor final_states = call->zeros(call->want_final ? call->ends.num_documents : 0);
@@ -245,7 +244,8 @@ c10::intrusive_ptr<LocalCall> make_local_call(const LocalInputs& inputs,
         .options = in.q.options().dtype(wide ? at::kDouble : at::kFloat).requires_grad(false)};
     call->has_initial = inputs.documents.initial.defined();
     call->want_final = inputs.documents.want_final;
-    call->is_second_pass = context.tape != nullptr && context.tape->replays();
+    // In the second pass of a checkpointed segment backward is next.
+    call->options.keep_intermediates = context.tape != nullptr && context.tape->replays();
     return call;
 }
 

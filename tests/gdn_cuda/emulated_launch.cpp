@@ -40,7 +40,7 @@ const char* walk(const CallView& call, const View& view) {
                             : run(forward_grid<Config>(call), [&] { forward_kernel<Config>(p); });
 }
 const char* launch_forward(const CallView& call, const ForwardView& view) {
-    return walk<OutputConfig>(call, view);
+    return view.states != nullptr ? walk<KeepConfig>(call, view) : walk<OutputConfig>(call, view);
 }
 const char* launch_remake(const CallView& call, const RemakeView& view) {
     return walk<RemakeConfig>(call, view);

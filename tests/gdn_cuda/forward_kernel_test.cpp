@@ -116,12 +116,57 @@ Tensor new_checkpoints(const GdnProblem& problem, int runs) {
     return poisoned({problem.heads(), all - one_each, kCheckpointFloats}, at::kFloat);
 }
 
+/// H, E and T: [heads, chunks, ...], once `decoded` in fp32 and T in fp64.
+struct Images {
+    Tensor states, errors, inverses;
+};
+Images use_images(Launch& launch, const GdnProblem& problem) {
+    ForwardParams& p = launch.params;
+    const std::int64_t heads = problem.heads(), chunks = p.shape.num_chunks;
+    constexpr auto kOperand = kFp16 ? at::kHalf : at::kBFloat16;
+    Images images = {.states = poisoned({heads, chunks, 4, 64, 64}, kOperand),
+                     .errors = poisoned({heads, chunks, 2, 64, 64}, kOperand),
+                     .inverses = poisoned({heads, chunks, kInverseBytes}, at::kByte)};
+    p.states = reinterpret_cast<std::uint16_t*>(writable(launch, images.states));
+    p.errors = reinterpret_cast<std::uint16_t*>(writable(launch, images.errors));
+    p.inverses = reinterpret_cast<std::uint16_t*>(writable(launch, images.inverses));
+    return images;
+}
+Tensor decoded_inverses(const Tensor& images) {
+    Tensor all = at::zeros({images.size(0), images.size(1), 64, 64}, at::kHalf);
+    for (std::int64_t i = 0; i < images.size(0) * images.size(1); ++i) {
+        const auto* from = images.const_data_ptr<std::uint8_t>() + i * kInverseBytes;
+        auto* to = static_cast<std::uint8_t*>(all.data_ptr()) + i * 64 * 64 * 2;
+        for (std::uint32_t row = 0; row < 64; ++row) {
+            for (std::uint32_t column = 0; column < 16 * (row / 16 + 1); ++column) {
+                std::memcpy(to + std::size_t{row * 64 + column} * 2, from + inverse_at(row, column),
+                            2);
+            }
+        }
+    }
+    return all.to(at::kDouble);
+}
+Images decoded(const Images& images, const Launch& launch) {
+    Images out = {.states = unswizzled(images.states).to(at::kFloat),
+                  .errors = unswizzled(images.errors).to(at::kFloat),
+                  .inverses = decoded_inverses(images.inverses)};
+    for (std::int64_t head = 0; kFp16 && head < out.states.size(0); ++head) {
+        const int exponent = exponent_of(launch.largest[static_cast<std::size_t>(head)]);
+        for (Tensor* x : {&out.states, &out.errors}) {
+            x->select(0, head).mul_(std::exp2(exponent));
+        }
+    }
+    return out;
+}
+
 struct Forward {
     Tensor o, S_end, q_norms, k_norms, checkpoints;
+    Images images;  // of KeepConfig
 };
 
+template <class Config = OutputConfig>
 Forward run_forward(const GdnProblem& problem, const Run& run) {
-    Launch launch = make_launch<OutputConfig>(problem, run);
+    Launch launch = make_launch<Config>(problem, run);
     ForwardParams& p = launch.params;
     const std::int64_t heads = problem.heads();
     Forward out = {
@@ -130,6 +175,7 @@ Forward run_forward(const GdnProblem& problem, const Run& run) {
         .q_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
         .k_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
         .checkpoints = new_checkpoints(problem, run.runs),
+        .images = {},
     };
     if (run.runs > 1) {
         use_checkpoints(launch, problem, run.runs, out.checkpoints);
@@ -144,7 +190,13 @@ Forward run_forward(const GdnProblem& problem, const Run& run) {
     p.end_states = writable(launch, out.S_end);
     p.q_norms = writable(launch, out.q_norms);
     p.k_norms = writable(launch, out.k_norms);
-    start<OutputConfig>(launch);
+    if constexpr (Config::kKeep) {
+        out.images = use_images(launch, problem);
+    }
+    start<Config>(launch);
+    if constexpr (Config::kKeep) {
+        out.images = decoded(out.images, launch);
+    }
     return out;
 }
 
@@ -294,40 +346,16 @@ ChunkReference chunk_reference(const GdnProblem& problem,
     return result;
 }
 
-struct Remade {
-    Tensor states, errors, inverses;  // [heads, chunks, ...], swizzled
-};
-Remade run_remake(const GdnProblem& problem, const Run& run) {
+Images run_remake(const GdnProblem& problem, const Run& run) {
     Launch launch = make_launch<RemakeConfig>(problem, run);
     const Tensor checkpoints = run.runs > 1 ? run_forward(problem, run).checkpoints : Tensor();
     if (run.runs > 1) {
         use_checkpoints(launch, problem, run.runs, checkpoints);
         launch.options.buffers.push_back(buffer(checkpoints, false));
     }
-    ForwardParams& p = launch.params;
-    const std::int64_t heads = problem.heads(), chunks = p.shape.num_chunks;
-    constexpr auto kOperand = kFp16 ? at::kHalf : at::kBFloat16;
-    Remade out = {.states = poisoned({heads, chunks, 4, 64, 64}, kOperand),
-                  .errors = poisoned({heads, chunks, 2, 64, 64}, kOperand),
-                  .inverses = poisoned({heads, chunks, 1, 64, 64}, at::kHalf)};
-    p.states = reinterpret_cast<std::uint16_t*>(writable(launch, out.states));
-    p.errors = reinterpret_cast<std::uint16_t*>(writable(launch, out.errors));
-    p.inverses = reinterpret_cast<std::uint16_t*>(writable(launch, out.inverses));
+    const Images images = use_images(launch, problem);
     start<RemakeConfig>(launch);
-    out.states = unswizzled(out.states);
-    out.errors = unswizzled(out.errors);
-    out.inverses = unswizzled(out.inverses);
-    for (std::int64_t head = 0; head < heads; ++head) {
-        const int exponent =
-            kFp16 ? exponent_of(launch.largest[static_cast<std::size_t>(head)]) : 0;
-        for (Tensor* x : {&out.states, &out.errors}) {
-            if (head == 0) {
-                *x = x->to(at::kFloat);
-            }
-            x->select(0, head).mul_(std::exp2(exponent));
-        }
-    }
-    return out;
+    return decoded(images, launch);
 }
 
 Tensor state_before(const GdnProblem& problem,
@@ -348,9 +376,7 @@ Tensor state_before(const GdnProblem& problem,
     return reference_forward(prefix).S_end[0];
 }
 
-void expect_remade(const GdnProblem& problem, const Run& run, const std::string& what) {
-    SCOPED_TRACE(what);
-    const Remade out = run_remake(problem, run);
+void expect_images(const Images& out, const GdnProblem& problem) {
     std::int64_t chunk = 0;
     for (std::size_t segment = 0; segment + 1 < problem.offsets.size(); ++segment) {
         const std::int64_t begin = problem.offsets[segment], end = problem.offsets[segment + 1];
@@ -366,7 +392,7 @@ void expect_remade(const GdnProblem& problem, const Run& run, const std::string&
                                          .permute({1, 3, 0, 2})
                                          .reshape({128, 128});
                 const Tensor errors = out.errors[head][chunk].permute({1, 0, 2}).reshape({64, 128});
-                const Tensor inverse = out.inverses[head][chunk][0].to(at::kDouble).tril();
+                const Tensor inverse = out.inverses[head][chunk].tril();
                 EXPECT_LE(relative_error(state, expected.state), kBar);
                 EXPECT_LE(relative_error(errors.slice(0, 0, rows), expected.errors), kBar);
                 EXPECT_EQ(errors.slice(0, rows).to(at::kFloat).abs().sum().item<float>(), 0);
@@ -377,6 +403,11 @@ void expect_remade(const GdnProblem& problem, const Run& run, const std::string&
             }
         }
     }
+}
+
+void expect_remade(const GdnProblem& problem, const Run& run, const std::string& what) {
+    SCOPED_TRACE(what);
+    expect_images(run_remake(problem, run), problem);
 }
 
 TEST(ForwardKernel, RemakesWhatBackwardNeeds) {
@@ -402,10 +433,32 @@ TEST(ForwardKernel, RemakesFromCheckpoints) {
 TEST(ForwardKernel, RunsAreTheWholeInEveryBit) {
     const GdnProblem problem =
         make_problem({.offsets = {0, 330, 460}, .group = 3, .log_decay = -0.7});
-    const Remade whole = run_remake(problem, {.seed = 6});
-    const Remade runs = run_remake(problem, {.runs = 4, .seed = 7});
+    const Images whole = run_remake(problem, {.seed = 6});
+    const Images runs = run_remake(problem, {.runs = 4, .seed = 7});
     EXPECT_TRUE(at::equal(runs.states, whole.states));
     EXPECT_TRUE(at::equal(runs.errors, whole.errors));
+}
+
+// Forward leaves it itself, and is otherwise the same.
+void expect_kept(const GdnProblem& problem, const Run& run, const std::string& what) {
+    SCOPED_TRACE(what);
+    const Forward kept = run_forward<KeepConfig>(problem, run);
+    const Forward plain = run_forward(problem, run);
+    EXPECT_TRUE(at::equal(kept.o, plain.o));
+    EXPECT_TRUE(
+        at::equal(kept.S_end.nan_to_num(), plain.S_end.nan_to_num()));  // of an empty segment
+    EXPECT_TRUE(at::equal(kept.k_norms, plain.k_norms));
+    expect_images(kept.images, problem);
+}
+
+TEST(ForwardKernel, KeepsWhatBackwardNeeds) {
+    const GdnProblem packed = make_problem({.offsets = {0, 70, 71, 71, 400}, .group = 2});
+    for (const std::uint64_t seed : {1, 2, 3}) {
+        expect_kept(packed, {.seed = seed}, "packed");
+    }
+    const GdnProblem cut = make_problem(
+        {.offsets = {0, 500}, .start_states = false, .qk_scale = 3.0, .log_decay = -0.4});
+    expect_kept(cut, {.pieces = 3, .runs = 4, .may_truncate = true, .seed = 4}, "pieces");
 }
 
 struct Summary {

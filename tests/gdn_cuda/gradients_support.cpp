@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "gdn_cuda/operands.h"
+#include "gdn_cuda/support.h"
 #include "kernels/gdn/cuda/head_scale.cuh"
 #include "simt/half.h"
 #include "simt/swizzle.h"
@@ -68,15 +69,18 @@ at::Tensor padded(const at::Tensor& rows, std::int64_t columns) {
     return all;
 }
 
-/// T over all 64 tokens: 1 on the diagonal beyond the chunk, NaN in blocks above it.
-at::Tensor padded_inverse(const at::Tensor& inverse) {
-    at::Tensor all = at::eye(kChunkTokens, at::kDouble);
+/// T over all 64 tokens: 1 on the diagonal beyond the chunk.
+void put_inverse(const at::Tensor& inverse, std::uint8_t* to) {
+    at::Tensor all = at::eye(kChunkTokens, at::kFloat);
     const auto n = inverse.size(0);
     all.narrow(0, 0, n).narrow(1, 0, n).copy_(inverse);
-    for (std::int64_t row = 0; row < kChunkTokens; row += 16) {
-        all.narrow(0, row, 16).narrow(1, row + 16, kChunkTokens - row - 16).fill_(NAN);
+    const auto entry = all.accessor<float, 2>();
+    for (std::uint32_t row = 0; row < kChunkTokens; ++row) {
+        for (std::uint32_t column = 0; column < 16 * (row / 16 + 1); ++column) {
+            const std::uint16_t bits = simt::f16_bits(entry[row][column]);
+            std::memcpy(to + inverse_at(row, column), &bits, 2);
+        }
     }
-    return all;
 }
 
 at::Tensor norms(const at::Tensor& x, bool use_qk_l2norm) {
@@ -161,8 +165,7 @@ void remake_head(const GradientsProblem& problem,
                    &to.errors[at * gdn::cuda::kRowsBytes]);
         put_panels(padded(z, kHeadDim), of_gradients, kFp16,
                    &to.value_gradients[at * gdn::cuda::kRowsBytes]);
-        put_panels(padded_inverse(chunk.inverse), 0, true,
-                   &to.inverses[at * gdn::cuda::kInverseBytes]);
+        put_inverse(chunk.inverse, &to.inverses[at * gdn::cuda::kInverseBytes]);
         put_panels(chunk.state.t(), exponent, kFp16, &to.states[at * gdn::cuda::kStateBytes]);
         put_panels(gradient.t(), of_gradients, kFp16,
                    &to.state_gradients[at * gdn::cuda::kStateBytes]);

@@ -46,13 +46,20 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
     int launches = emulated_launches();
     const auto whole = emulated(4)[0].make_call(c);
     const Tensors expected = run_all(*whole, c);
-    // Magnitudes and forward, magnitudes and forward again, state gradient, gradients.
-    EXPECT_EQ(emulated_launches() - launches, 6);
-    for (const std::int64_t bytes : {1, 2 * 2 * 3 * 106496}) {  // one key head at once, and two
+    // Magnitudes and forward, magnitudes, state gradient, gradients.
+    EXPECT_EQ(emulated_launches() - launches, 5);
+    struct Parts {
+        gdn::CudaLimits limits;
+        int launches;
+    };
+    for (const auto& [limits, of_backward] :
+         {Parts{{.kept_image_bytes = 1}, 2 * 2},  // of what is kept; two key heads at once
+          Parts{{.image_bytes = 1, .kept_bytes = 0}, 3 * 3},
+          Parts{{.image_bytes = 2 * 2 * 3 * 103424, .kept_bytes = 0}, 2 * 3}}) {
         launches = emulated_launches();
-        const auto call = emulated(5, {.image_bytes = bytes})[0].make_call(c);
+        const auto call = emulated(5, limits)[0].make_call(c);
         const Tensors actual = run_all(*call, c);
-        EXPECT_EQ(emulated_launches() - launches, 3 + 3 * (bytes == 1 ? 3 : 2));
+        EXPECT_EQ(emulated_launches() - launches, 3 + of_backward);
         for (const auto& [name, x] : expected) {
             EXPECT_TRUE(at::equal(actual.at(name), x)) << name;
         }
@@ -64,11 +71,13 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
 TEST(HopperCall, RunsBeginWithCheckpoints) {
     GdnCase c = bf16_case({0, 1030, 1060}, 2, 2, 31);
     c.inputs.g.select(1, 0).mul_(1e-3);
+    const auto limits = [](std::int64_t fp16_tokens) {
+        return gdn::CudaLimits{.image_bytes = 1, .kept_bytes = 0, .fp16_tokens = fp16_tokens};
+    };
     const Tensors expected = run_all(GdnBackend::kReference, with_dtype(c, at::kDouble));
-    expect_close(run_all(*emulated(8, {.image_bytes = 1, .fp16_tokens = 1029})[0].make_call(c), c),
-                 expected, kBars, kBar);
-    expect_close(run_all(*emulated(8, {.image_bytes = 1, .fp16_tokens = 1030})[0].make_call(c), c),
-                 expected, kFewBars, kFp16Bar);
+    expect_close(run_all(*emulated(8, limits(1029))[0].make_call(c), c), expected, kBars, kBar);
+    expect_close(run_all(*emulated(8, limits(1030))[0].make_call(c), c), expected, kFewBars,
+                 kFp16Bar);
 }
 
 TEST(HopperCall, SmallerHeadDimsAndSummaries) {

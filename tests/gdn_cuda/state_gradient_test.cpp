@@ -105,13 +105,14 @@ struct Walk {
                 const at::Tensor T = factors(chunks[static_cast<std::size_t>(c)], head).T;
                 const auto entry = T.accessor<double, 2>();
                 for (int64_t r = 0; r < 64; ++r) {
-                    for (int64_t j = 0; j < 64; ++j) {
+                    for (int64_t j = 0; j < 16 * (r / 16 + 1); ++j) {
                         const bool inside = r < T.size(0) && j < T.size(0);
                         const auto value = c10::Half(
                             static_cast<float>(inside ? entry[r][j] : (r == j ? 1.0 : 0.0)));
-                        std::memcpy(inverses.data() + (head * count + c) * cuda::kInverseBytes +
-                                        device::swizzle_128(static_cast<uint32_t>(128 * r + 2 * j)),
-                                    &value.x, 2);
+                        std::memcpy(
+                            inverses.data() + (head * count + c) * cuda::kInverseBytes +
+                                inverse_at(static_cast<uint32_t>(r), static_cast<uint32_t>(j)),
+                            &value.x, 2);
                     }
                 }
             }

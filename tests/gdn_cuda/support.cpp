@@ -136,6 +136,11 @@ Tensor unswizzled(const Tensor& panels) {
     return result;
 }
 
+std::uint32_t inverse_at(std::uint32_t row, std::uint32_t column) {
+    return gdn::cuda::inverse_block(row / 16, column / 16) +
+           gdn::cuda::inverse_row(row % 16, column / 8 % 2) + 2 * (column % 8);
+}
+
 double relative_error(const Tensor& x, const Tensor& reference) {
     const Tensor wide = reference.to(at::kDouble);
     const double error = (x.to(at::kDouble) - wide).norm().item<double>();

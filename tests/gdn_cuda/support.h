@@ -69,6 +69,9 @@ template <class T>
 /// Tiles with the 128-byte swizzle, as problem.cuh lays them out: [..., panels, 64, 64] of 2 bytes.
 [[nodiscard]] at::Tensor unswizzled(const at::Tensor& panels);
 
+/// Where an element of T lies in its image, in bytes; in blocks up to the diagonal.
+[[nodiscard]] std::uint32_t inverse_at(std::uint32_t row, std::uint32_t column);
+
 /// |x - reference| / |reference|; infinite where x is not finite.
 [[nodiscard]] double relative_error(const at::Tensor& x, const at::Tensor& reference);
 /// Each head (dim 1) of [tokens, heads, n] over the segments' tokens within `bar`, and each chunk

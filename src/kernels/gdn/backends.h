@@ -21,6 +21,7 @@ struct Problem {
     bool use_qk_l2norm = true;
     std::int64_t chunk_size = 64;
     double summary_floor = GdnOptions::kExactSummary;
+    bool keep_intermediates = true;
 
     [[nodiscard]] std::int64_t num_tokens() const { return inputs.q.size(0); }
     [[nodiscard]] std::int64_t num_segments() const {
@@ -52,6 +53,10 @@ struct CudaLimits {
     /// Backward takes so many heads at once that what its kernels leave for each other stays within
     /// this, or one key head.
     std::int64_t image_bytes = std::int64_t{1} << 30;
+    /// Forward keeps what backward needs of it up to this much; then backward's kernels leave for
+    /// each other half as much again, or kept_image_bytes.
+    std::int64_t kept_bytes = std::int64_t{4} << 30;
+    std::int64_t kept_image_bytes = std::int64_t{384} << 20;
     /// A segment of so many chunks of 64 tokens is two parts for summaries: in parts a head that
     /// forgets nothing takes less time, but joining two takes that of some fifteen chunks.
     std::int64_t chunks_of_two_summary_parts = 256;

@@ -120,7 +120,8 @@ Problem make_problem(const GdnInputs& inputs,
             .scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(inputs.q.size(2)))),
             .use_qk_l2norm = options.use_qk_l2norm,
             .chunk_size = options.chunk_size,
-            .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary)};
+            .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary),
+            .keep_intermediates = options.keep_intermediates};
 }
 
 }  // namespace gdn

@@ -61,6 +61,9 @@ struct GdnOptions {
     /// on the CPU, with use_qk_l2norm only; kExactSummary, which changes no bit, when not given.
     /// kFastSummary is under the rounding of fp32 next to a state.
     std::optional<double> summary_floor = std::nullopt;
+    /// forward() may keep what backward() else makes again, where that is faster and fits in memory
+    /// (fused on CUDA): for a forward pass that backward follows at once.
+    bool keep_intermediates = true;
     static constexpr double kFastSummary = -25.0;
     static constexpr double kExactSummary = -104.0;
 };

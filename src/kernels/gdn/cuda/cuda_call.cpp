@@ -16,43 +16,15 @@
 #include "kernels/gdn/cuda/launch.h"
 #include "kernels/gdn/cuda/rows.h"
 #include "kernels/gdn/cuda/segment_tables.h"
+#include "kernels/gdn/cuda/support.h"
 
 namespace hybridcp::gdn {
 namespace {
 
 using cuda::RowsView;
 
-constexpr std::int64_t kLargestGroup = 8;  // blocks of a cluster
-
 void check_launch(const char* error, const char* kernel) {
     HCP_CHECK(error == nullptr, "gdn: {} on cuda: {}", kernel, error);
-}
-
-void check_support(const Problem& problem) {
-    const auto refuse = [](const std::string& what) {
-        throw UsageError("gdn: the fused backend on cuda " + what + "; choose backend eager");
-    };
-    if (problem.inputs.q.scalar_type() != at::kBFloat16) {
-        refuse(
-            fmt::format("takes bfloat16, not {}", c10::toString(problem.inputs.q.scalar_type())));
-    }
-    if (problem.key_dim() > cuda::kHeadDim || problem.value_dim() > cuda::kHeadDim) {
-        refuse(fmt::format("takes head dims up to {}, not K = {} and V = {}", cuda::kHeadDim,
-                           problem.key_dim(), problem.value_dim()));
-    }
-    if (problem.value_heads() / problem.key_heads() > kLargestGroup) {
-        refuse(fmt::format("takes up to {} value heads a key head, not {}", kLargestGroup,
-                           problem.value_heads() / problem.key_heads()));
-    }
-    if (problem.num_tokens() > std::numeric_limits<std::int32_t>::max()) {
-        refuse(fmt::format("takes fewer than 2^31 tokens, not {}", problem.num_tokens()));
-    }
-    cuda::DeviceTraits device{};
-    check_launch(cuda::read_device_traits(problem.inputs.q.device().index(), device), "device");
-    if (device.major != 9 || device.minor != 0) {
-        refuse(fmt::format("runs on compute capability 9.0 (Hopper), not {}.{}", device.major,
-                           device.minor));
-    }
 }
 
 std::int64_t longest_segment(const GdnSegments& segments) {
@@ -108,9 +80,7 @@ class CudaCall final : public GdnCall {
                  .may_truncate = problem_.use_qk_l2norm,
                  .stream = nullptr,
                  .largest = nullptr};
-        const std::int64_t all_bytes =
-            problem_.value_heads() * std::int64_t{tables_->num_chunks} * kBytesOfHeadAndChunk;
-        const std::int64_t parts = (all_bytes + limits.image_bytes - 1) / limits.image_bytes;
+        const std::int64_t parts = choose_parts(limits);
         heads_of_part_ = std::max<std::int64_t>(
             1, (problem_.key_heads() + parts - 1) / std::max<std::int64_t>(parts, 1));
         // Fewer heads at once: more pieces of a segment.
@@ -161,13 +131,17 @@ class CudaCall final : public GdnCall {
         checkpoints_ = at::empty({problem_.value_heads(), part_tables_->num_checkpoints,
                                   std::int64_t{cuda::kCheckpointFloats}},
                                  g_.options());
-        release_intermediates();
+        kept_ = keeps_ ? new_images(Part{0, problem_.key_heads(), 0, problem_.value_heads()})
+                       : Images();
         check_launch(kernels_.forward(on_stream(), {.o = rows_of(result.o),
                                                     .start = floats_of(S_start_),
                                                     .end = floats_of(result.S_end),
                                                     .q_norms = floats_of(norms_[0]),
                                                     .k_norms = floats_of(norms_[1]),
-                                                    .checkpoints = checkpoints_from(0)}),
+                                                    .checkpoints = checkpoints_from(0),
+                                                    .states = bytes_of(kept_.states),
+                                                    .errors = bytes_of(kept_.errors),
+                                                    .inverses = bytes_of(kept_.inverses)}),
                      "forward");
         result.o = narrowed_rows(result.o, problem_.value_dim());
         result.S_end = narrowed(result.S_end, problem_.value_dim());
@@ -185,7 +159,7 @@ class CudaCall final : public GdnCall {
             const at::Tensor d_o_rows = rows_of_gradient(d_o);
             const at::Tensor largest = largest_of(d_o_rows, at::Tensor());
             for_each_part([&](const Part& part) {
-                const Images images = remade(part);
+                const Images images = images_of(part);
                 cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows, largest);
                 view.d_start = states_of(dS, part);
                 view.summary_floor = summary_floor();
@@ -297,27 +271,43 @@ class CudaCall final : public GdnCall {
     struct Images {
         at::Tensor states, errors, inverses;
     };
-    static constexpr std::int64_t kBytesOfHeadAndChunk = 2 * std::int64_t{cuda::kStateBytes} +
-                                                         2 * std::int64_t{cuda::kRowsBytes} +
-                                                         cuda::kInverseBytes;
+    /// Of a head and chunk: those, and what the state gradient leaves, dH' and Z.
+    static constexpr std::int64_t kForwardBytes =
+        std::int64_t{cuda::kStateBytes} + cuda::kRowsBytes + cuda::kInverseBytes;
+    static constexpr std::int64_t kBackwardBytes = cuda::kStateBytes + cuda::kRowsBytes;
 
-    /// Kept for the next method if they are those of all heads.
-    [[nodiscard]] Images remade(const Part& part) {
+    /// Whether forward keeps its images, and in how many parts backward takes the heads.
+    [[nodiscard]] std::int64_t choose_parts(const CudaLimits& limits) {
+        const std::int64_t tiles = problem_.value_heads() * std::int64_t{tables_->num_chunks};
+        const std::int64_t kept = tiles * kForwardBytes;
+        keeps_ = problem_.keep_intermediates && kept <= limits.kept_bytes;
+        const std::int64_t bytes = tiles * kBackwardBytes + (keeps_ ? 0 : kept);
+        const std::int64_t most =
+            keeps_ ? std::max(kept / 2, limits.kept_image_bytes) : limits.image_bytes;
+        return (bytes + most - 1) / most;
+    }
+
+    /// What forward kept, or makes it again; then kept for the next method if it is that of all
+    /// heads.
+    [[nodiscard]] Images images_of(const Part& part) {
         HCP_CHECK(norms_.defined(), "gdn: gradients need forward first");
-        if (is_whole(part) && kept_.states.defined()) {
-            return kept_;
+        if (kept_.states.defined()) {
+            const auto of_part = [&part](const at::Tensor& x) {
+                return x.narrow(0, part.first_value_head, part.value_heads);
+            };
+            return {.states = of_part(kept_.states),
+                    .errors = of_part(kept_.errors),
+                    .inverses = of_part(kept_.inverses)};
         }
-        Images images{.states = new_images(part, cuda::kStateBytes),
-                      .errors = new_images(part, cuda::kRowsBytes),
-                      .inverses = new_images(part, cuda::kInverseBytes)};
+        const Images images = new_images(part);
         cuda::CallView call = on_stream(part);
         call.pieces = part_tables_->runs();
         call.num_pieces = part_tables_->num_runs;
         check_launch(kernels_.remake(call, {.start = states_of(S_start_, part),
                                             .checkpoints = checkpoints_from(part.first_value_head),
-                                            .states = images.states.data_ptr<std::uint8_t>(),
-                                            .errors = images.errors.data_ptr<std::uint8_t>(),
-                                            .inverses = images.inverses.data_ptr<std::uint8_t>()}),
+                                            .states = bytes_of(images.states),
+                                            .errors = bytes_of(images.errors),
+                                            .inverses = bytes_of(images.inverses)}),
                      "forward again");
         if (is_whole(part)) {
             kept_ = images;
@@ -338,7 +328,7 @@ class CudaCall final : public GdnCall {
         view.d_o = from_head(d_o, part.first_value_head);
         view.q_norms = floats_of(norms_[0][part.first_key_head]);
         view.k_norms = floats_of(norms_[1][part.first_key_head]);
-        view.inverses = images.inverses.data_ptr<std::uint8_t>();
+        view.inverses = bytes_of(images.inverses);
         view.largest = bits_from(largest, part.first_value_head);
         return view;
     }
@@ -363,6 +353,14 @@ class CudaCall final : public GdnCall {
         return at::empty({part.value_heads, tables_->num_chunks, std::int64_t{bytes}},
                          g_.options().dtype(at::kByte));
     }
+    [[nodiscard]] Images new_images(const Part& part) const {
+        return {.states = new_images(part, cuda::kStateBytes),
+                .errors = new_images(part, cuda::kRowsBytes),
+                .inverses = new_images(part, cuda::kInverseBytes)};
+    }
+    [[nodiscard]] static std::uint8_t* bytes_of(const at::Tensor& image) {
+        return image.defined() ? image.data_ptr<std::uint8_t>() : nullptr;
+    }
     [[nodiscard]] static at::Tensor rows_of_gradient(const at::Tensor& d_o) {
         return with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
     }
@@ -372,20 +370,20 @@ class CudaCall final : public GdnCall {
                      const at::Tensor& d_end,
                      const at::Tensor& largest,
                      const GdnGradients& result) {
-        const Images images = remade(part);
+        const Images images = images_of(part);
         const at::Tensor d_states = new_images(part, cuda::kStateBytes);
         const at::Tensor d_new_values = new_images(part, cuda::kRowsBytes);
         cuda::StateGradientView walk = state_gradient_view(part, images, d_o, largest);
         walk.d_end = states_of(d_end, part);
         walk.d_start = states_of(result.dS_start, part);
-        walk.d_states = d_states.data_ptr<std::uint8_t>();
-        walk.d_new_values = d_new_values.data_ptr<std::uint8_t>();
+        walk.d_states = bytes_of(d_states);
+        walk.d_new_values = bytes_of(d_new_values);
         check_launch(kernels_.state_gradient(on_stream(part), walk), "state gradient");
         const cuda::GradientsView view{.d_o = walk.d_o,
                                        .q_norms = walk.q_norms,
                                        .k_norms = walk.k_norms,
-                                       .states = images.states.data_ptr<std::uint8_t>(),
-                                       .errors = images.errors.data_ptr<std::uint8_t>(),
+                                       .states = bytes_of(images.states),
+                                       .errors = bytes_of(images.errors),
                                        .inverses = walk.inverses,
                                        .d_states = walk.d_states,
                                        .d_new_values = walk.d_new_values,
@@ -460,13 +458,14 @@ class CudaCall final : public GdnCall {
     at::Tensor checkpoints_;     // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
     at::Tensor transitions_;     // M of the parts that summaries are joined from
     Images kept_;
+    bool keeps_ = false;
     std::int64_t heads_of_part_ = 0;
 };
 
 }  // namespace
 
 std::shared_ptr<GdnCall> make_cuda_call(Problem problem, const CudaLimits& limits) {
-    check_support(problem);
+    cuda::check_support(problem);
     return std::make_shared<CudaCall>(std::move(problem), limits);
 }
 

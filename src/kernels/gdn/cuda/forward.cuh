@@ -57,8 +57,8 @@ HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
             zero(shared.update(stage) + Config::kOutputUpdate, kPanelBytes);
         }
     }
-    static_assert(InverseTiles::kBytes == Config::kInverseBytes);
-    zero(shared.inverse(0), Config::kKeyWarpgroups * Config::kInverseBytes);
+    static_assert(InverseTiles::kBytes == Config::kInverseTilesBytes);
+    zero(shared.inverse(0), Config::kKeyWarpgroups * Config::kInverseTilesBytes);
     device::fence_proxy_async();
 }
 

@@ -78,7 +78,7 @@ struct KeyWarpgroup {
         }
         const float row[2] = {beta[0] * r[0], beta[1] * r[1]};
         const uint32_t to = tiles.diagonal_at(at.warp, at.group, 2 * at.pair);
-        constexpr uint32_t kNext = InverseTiles::kRowBytes;
+        constexpr uint32_t kNext = InverseTiles::kColumnBytes;
         device::store_shared(to, row[0] * decays.own[0] * column[0].x * x[0]);
         device::store_shared(to + kNext, row[0] * decays.own[1] * column[0].y * x[1]);
         device::store_shared(to + 8 * kNext, row[1] * decays.own[6] * column[1].x * x[4]);
@@ -166,19 +166,29 @@ struct KeyWarpgroup {
         sync();
         if (device::thread_index() % 128 == 0) {
             send(shared, i, 0, Config::kStateUpdateBytes);
+            if (kSaves && i >= walk.catch_up()) {
+                save_inverse(i);
+            }
         }
     }
 
-    /// kRemake: T as problem.cuh lays it out.
+    static constexpr bool kSaves = Config::kKeep || Config::kRemake;
+    /// T; one thread, after the fences of all that wrote it.
     HCP_DEVICE void save_inverse(int i) {
         const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
-        uint16_t* to = p.inverses + tile * (kInverseBytes / 2);
-#pragma unroll
-        for (uint32_t n = 0; n < 4; ++n) {
-            const uint32_t piece = device::thread_index() % 128 + 128 * n, row = piece / 8;
-            const auto words = device::load_shared<device::Word4>(tiles.at(row, piece % 8 * 8));
-            device::store_global(
-                reinterpret_cast<device::Word4*>(to + device::swizzle_128(piece * 16) / 2), words);
+        device::bulk_store(p.inverses + tile * (kInverseBytes / 2), tiles.base, kInverseBytes);
+        device::bulk_commit();
+    }
+    /// The chunk's T may be written: that before it has left, and the second warpgroup has read it.
+    HCP_DEVICE void wait_inverse_free() {
+        if (kSaves && device::thread_index() % 128 == 0) {
+            device::bulk_wait_read<0>();
+        }
+        if (inverse_lent) {
+            device::barrier_sync(kInverseRead, 256);
+        }
+        if constexpr (Config::kRemake) {
+            sync();
         }
     }
 
@@ -192,9 +202,7 @@ struct KeyWarpgroup {
         load_rows(shared.gates(i));
         device::wgmma_wait<0>();
         device::keep_registers(kk);
-        if (inverse_lent) {
-            device::barrier_sync(kInverseRead, 256);
-        }
+        wait_inverse_free();
         inverse_lent = is_read;
         const uint32_t corner = write_diagonal(decays);
         if (is_read) {
@@ -211,13 +219,13 @@ struct KeyWarpgroup {
     }
 
     HCP_DEVICE void step(int i) {
-        const bool main = Config::kRemake || i >= walk.catch_up();
+        const bool main = i >= walk.catch_up();
         uint32_t a[4][4];
         make_inverse(a, i, Config::kOutput && main);
         float x[64];
         issue_x(x, a, i);
-        if (main) {
-            save_chunk(i);
+        if (Config::kOutput && main) {
+            store_norms(norms, walk.chunk(i), at, r);
         }
         if constexpr (kFp16) {  // with what was rounded off T: K is an operand as it is
             finish_x(x, a);
@@ -229,17 +237,6 @@ struct KeyWarpgroup {
         write_x(x, i);
         hand_over(i);
     }
-    /// What backward needs, while X is being made.
-    HCP_DEVICE void save_chunk(int i) {
-        if constexpr (Config::kRemake) {
-            sync();
-            save_inverse(i);
-        }
-        if constexpr (Config::kOutput) {
-            store_norms(norms, walk.chunk(i), at, r);
-        }
-    }
-
     HCP_DEVICE void run() {
         constexpr int kTurns = 2 * Config::kKeyWarpgroups;
         for (int i = static_cast<int>(shared.rank + 2 * index); i < walk.count(); i += kTurns) {
@@ -247,6 +244,9 @@ struct KeyWarpgroup {
         }
         if (inverse_lent) {
             device::barrier_sync(kInverseRead, 256);
+        }
+        if (kSaves && device::thread_index() % 128 == 0) {
+            device::bulk_wait<0>();
         }
     }
 };

@@ -28,7 +28,8 @@ struct ForwardParams {
     // kOutput leaves checkpoints, if not null; kRemake walks runs as pieces and begins with them.
     Checkpoints checkpoints;
 
-    // kRemake, in the layouts of problem.cuh; end_states is not written
+    // kKeep and kRemake: what backward needs of each chunk (tables.h). kRemake does not write
+    // end_states.
     uint16_t* states;    // before each chunk, divided by 2^(the head's exponent)
     uint16_t* errors;    // E, the same
     uint16_t* inverses;  // T
@@ -40,7 +41,8 @@ struct ForwardParams {
 
 enum class ForwardMode {
     kOutput,   // o and end states
-    kRemake,   // what backward needs of each chunk
+    kKeep,     // the same, and what backward needs of each chunk
+    kRemake,   // the latter alone
     kSummary,  // end states from zeros (S), and from the identity with v = 0 (M)
 };
 
@@ -48,7 +50,8 @@ enum class ForwardMode {
 /// what depends on K alone - one, or two in turn - and with outputs one for Q, and a producer.
 template <ForwardMode Mode>
 struct ForwardConfig {
-    static constexpr bool kOutput = Mode == ForwardMode::kOutput;
+    static constexpr bool kOutput = Mode == ForwardMode::kOutput || Mode == ForwardMode::kKeep;
+    static constexpr bool kKeep = Mode == ForwardMode::kKeep;
     static constexpr bool kRemake = Mode == ForwardMode::kRemake;
     static constexpr bool kSummary = Mode == ForwardMode::kSummary;
     static constexpr int kCluster = 2;
@@ -90,8 +93,8 @@ struct ForwardConfig {
     static constexpr uint32_t kStagedAt = kValuesAt + kValues * kPanelBytes;
     static constexpr uint32_t kUpdatesAt = kStagedAt + kStaged * kStagedBytes;
     static constexpr uint32_t kInverseAt = kUpdatesAt + (kUpdates - 1) * kUpdateStride + kUpdateEnd;
-    static constexpr uint32_t kInverseBytes = 9216 + 5376;  // of a key warpgroup
-    static constexpr uint32_t kNormsAt = kInverseAt + kKeyWarpgroups * kInverseBytes;
+    static constexpr uint32_t kInverseTilesBytes = 13568;  // of a key warpgroup
+    static constexpr uint32_t kNormsAt = kInverseAt + kKeyWarpgroups * kInverseTilesBytes;
     static constexpr uint32_t kNormsBytes = 2 * 256;  // the same
     static constexpr uint32_t kGatesAt = kNormsAt + kKeyWarpgroups * kNormsBytes;
     static constexpr uint32_t kGateBytes = 2064;
@@ -116,6 +119,7 @@ struct ForwardConfig {
 };
 
 using OutputConfig = ForwardConfig<ForwardMode::kOutput>;
+using KeepConfig = ForwardConfig<ForwardMode::kKeep>;
 using RemakeConfig = ForwardConfig<ForwardMode::kRemake>;
 using SummaryConfig = ForwardConfig<ForwardMode::kSummary>;
 
@@ -165,7 +169,7 @@ struct ForwardShared {
         return base + Config::kGatesAt + stage<Config::kGates>(i) * Config::kGateBytes;
     }
     HCP_DEVICE uint32_t inverse(uint32_t key_warpgroup) const {
-        return base + Config::kInverseAt + key_warpgroup * Config::kInverseBytes;
+        return base + Config::kInverseAt + key_warpgroup * Config::kInverseTilesBytes;
     }
     /// r_k and e^{B - b} r_k of the key warpgroup's latest chunk, 64 floats each.
     HCP_DEVICE uint32_t norms(uint32_t key_warpgroup) const {

@@ -97,7 +97,7 @@ struct QueryWarpgroup {
 #pragma unroll
         for (uint32_t j = 0; j < Blocks; ++j) {
             if (j <= k) {
-                device::load_matrix_transposed(t[j], tiles.transposed_at(k, j));
+                device::load_matrix_transposed(t[j], tiles.block_at(k, j));
             }
         }
 #pragma unroll

@@ -176,25 +176,60 @@ struct ForwardProducer {
         }
     }
 
+    /// What the state warpgroup hands over with each chunk and once after the last: the output of
+    /// the chunk before, and H and E of the chunk if they are kept, in the places of K and V.
     HCP_DEVICE void store_output() {
         constexpr uint32_t kSleepNs = 20;
-        const uint32_t tile = shared.staged(0);
-        for (int i = walk.catch_up(); i < walk.count(); ++i) {
-            const Chunk chunk = walk.chunk(i);
+        const bool leader = device::lane_index() == 0;
+        const int count = walk.count();
+        for (int i = walk.catch_up(); count > walk.catch_up() && i <= count; ++i) {
             device::mbarrier_wait_sleeping(shared.barrier(Config::kStagedFull),
                                            (i - walk.catch_up()) & 1, kSleepNs);
-            if (chunk.tokens < kChunkTokens) {
-                store_output_rows(tile, chunk);
-            } else if (device::lane_index() == 0) {
-                device::tensor_store(
-                    &p.o, tile, {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+            if (i > walk.catch_up()) {
+                store_output_of(i - 1);
+            }
+            const bool kept = Config::kKeep && i < count;
+            if (leader) {
+                if (kept) {
+                    store_images(i, shared.keys(i));
+                }
                 device::bulk_commit();
                 device::bulk_wait_read<0>();
                 device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty));
             }
             device::sync_warp();
+            if (kept) {
+                release_places(i);
+            }
         }
         device::bulk_wait<0>();
+    }
+    HCP_DEVICE void store_output_of(int i) {
+        const Chunk chunk = walk.chunk(i);
+        if (chunk.tokens < kChunkTokens) {
+            store_output_rows(shared.staged(0), chunk);
+        } else if (device::lane_index() == 0) {
+            device::tensor_store(&p.o, shared.staged(0),
+                                 {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+        }
+    }
+    /// One lane: H from `state`, E from V's stage.
+    HCP_DEVICE void store_images(int i, uint32_t state) {
+        const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
+        device::bulk_store(p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2,
+                           state, Config::kTileBytes);
+        device::bulk_store(p.errors + (tile * kRowsBytes + shared.rank * kPanelBytes) / 2,
+                           shared.values(i), kPanelBytes);
+    }
+    /// In the place of the state warps, which left E and, with outputs, H there.
+    HCP_DEVICE void release_places(int i) {
+        if (device::lane_index() < 4) {
+            device::mbarrier_arrive(
+                shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
+            if constexpr (Config::kOutput) {
+                arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
+            }
+        }
     }
 
     /// The last chunk's: what follows it belongs to the next segment.
@@ -211,32 +246,21 @@ struct ForwardProducer {
         }
     }
 
-    /// kRemake: E from V's stage and the state from its staging tile.
     HCP_DEVICE void store_remade() {
         constexpr uint32_t kSleepNs = 20;
-        const uint32_t lane = device::lane_index();
         for (int i = 0; i < walk.count(); ++i) {
-            const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
             device::mbarrier_wait_sleeping(
                 shared.template barrier<Config::kStagedFull, Config::kStaged>(i),
                 shared.template parity<Config::kStaged>(i), kSleepNs);
-            // E was ready before the state.
-            if (lane == 0) {
-                device::bulk_store(
-                    p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2,
-                    shared.staged(i), Config::kTileBytes);
-                device::bulk_store(p.errors + (tile * kRowsBytes + shared.rank * kPanelBytes) / 2,
-                                   shared.values(i), kPanelBytes);
+            if (device::lane_index() == 0) {
+                store_images(i, shared.staged(i));
                 device::bulk_commit();
                 device::bulk_wait_read<0>();
                 device::mbarrier_arrive(
                     shared.template barrier<Config::kStagedEmpty, Config::kStaged>(i));
             }
             device::sync_warp();
-            if (lane < 4) {  // in the place of the state warps
-                device::mbarrier_arrive(
-                    shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
-            }
+            release_places(i);
         }
         device::bulk_wait<0>();
     }

@@ -83,11 +83,11 @@ struct StateWarpgroup {
     }
     HCP_DEVICE void issue_update(int i) {
         state.issue_update(shared.update(i));
-        if constexpr (!Config::kRemake) {
-            // Not right after the loads of V: the arrival can overtake them.
-            arrive(shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
-        }
         arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
+    }
+    /// Not right after the loads of V: the arrival can overtake them.
+    HCP_DEVICE void release_values(int i) {
+        arrive(shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
     }
     HCP_DEVICE void arrive(uint32_t barrier) {
         if (lane == 0) {
@@ -159,7 +159,7 @@ struct StateWarpgroup {
                 const float e0 = down() * value.x - factor.x * u[8 * j + 2 * x];
                 const float e1 = down() * value.y - factor.y * u[8 * j + 2 * x + 1];
                 state.r[j][x] = pack_operand(beta[t].x * e0, beta[t].y * e1);
-                if constexpr (Config::kRemake) {
+                if constexpr (Config::kKeep || Config::kRemake) {
                     v[j][x] = pack_operand(e0, e1);
                 }
             }
@@ -178,7 +178,7 @@ struct StateWarpgroup {
         }
     }
 
-    /// A chunk whose output nobody needs; kRemake leaves E and the state before it.
+    /// A chunk whose output nobody needs.
     HCP_DEVICE void state_step(int i) {
         issue_keys(i);
         load_inputs(i);
@@ -197,6 +197,8 @@ struct StateWarpgroup {
         issue_update(i);
         if constexpr (Config::kRemake) {
             save(i);
+        } else {
+            release_values(i);
         }
         device::wgmma_wait<0>();
         device::keep_registers(state.h);
@@ -215,19 +217,29 @@ struct StateWarpgroup {
         }
     }
     HCP_DEVICE void save(int i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            device::store_matrix_transposed(shared.values(i) + tile_row + j * 2048, v[j]);
-        }
+        save_errors(i);
         if constexpr (!kFp16) {
             save_state(i);
         }
         hand_over_staged(i);
     }
-    /// In fp16 from the sums, so before they change.
+    /// E in the place of V.
+    HCP_DEVICE void save_errors(int i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            device::store_matrix_transposed(shared.values(i) + tile_row + j * 2048, v[j]);
+        }
+    }
+    /// In fp16 from the sums, so before they change. With outputs in the place of K, of which X was
+    /// made by then; the other state warps may still read it.
     HCP_DEVICE void save_state(int i) {
-        wait_staged(i);
-        state.store_image(shared.staged(i));
+        if constexpr (Config::kOutput) {
+            device::barrier_sync(kStateBarrier, 128);
+            state.store_image(shared.keys(i));
+        } else {
+            wait_staged(i);
+            state.store_image(shared.staged(i));
+        }
     }
     HCP_DEVICE void wait_staged(int m) {
         device::mbarrier_wait(shared.template barrier<Config::kStagedEmpty, Config::kStaged>(m),
@@ -250,18 +262,26 @@ struct StateWarpgroup {
         }
         device::wgmma_wait<0>();
         device::keep_registers(u);
-        release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
-        state.scale(decay);
-        wait_update(i);
+        if constexpr (!Config::kKeep) {
+            release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
+        }
+        if constexpr (kFp16) {
+            wait_update(i);
+            if constexpr (Config::kKeep) {
+                save_state(i);
+            }
+            state.scale(decay);
+        } else {
+            state.scale(decay);
+            wait_update(i);
+        }
         make_r(i);
         shared.wait_queries_full(i, m);
         issue_update(i);
         if constexpr (!kFp16) {
             state.issue_rows(o, shared.queries(i));
         }
-        if (m > 0) {
-            stage_output(m - 1);
-        }
+        stage(i, m);
         device::wgmma_wait<0>();
         device::keep_registers(o);
         device::keep_registers(state.h);
@@ -299,13 +319,27 @@ struct StateWarpgroup {
             packed_o[t / 4][t % 4] = device::pack_bf16(up() * o[2 * t], up() * o[2 * t + 1]);
         }
     }
-    HCP_DEVICE void stage_output(int m) {
+    /// Hands over, the m-th time, what chunk i keeps and the output of the chunk before it.
+    HCP_DEVICE void stage(int i, int m) {
         wait_staged(m);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            device::store_matrix_transposed(shared.staged(m) + tile_row + j * 2048, packed_o[j]);
+        if (m > 0) {
+            stage_output();
+        }
+        if constexpr (!Config::kKeep) {
+            release_values(i);
+        } else {
+            save_errors(i);
+            if constexpr (!kFp16) {
+                save_state(i);
+            }
         }
         hand_over_staged(m);
+    }
+    HCP_DEVICE void stage_output() {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            device::store_matrix_transposed(shared.staged(0) + tile_row + j * 2048, packed_o[j]);
+        }
     }
 
     HCP_DEVICE void finish() {
@@ -331,7 +365,10 @@ struct StateWarpgroup {
             }
         }
         if (walk.count() > walk.catch_up()) {
-            stage_output(walk.count() - walk.catch_up() - 1);
+            const int m = walk.count() - walk.catch_up();
+            wait_staged(m);
+            stage_output();
+            hand_over_staged(m);
         }
     }
 

@@ -11,6 +11,7 @@ namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 /// Named barriers of the block.
 constexpr uint32_t kKeyBarrier = 1;    // first auxiliary warpgroup; 2: second, for K
 constexpr uint32_t kQueryBarrier = 2;  // second, for Q
+constexpr uint32_t kStateBarrier = 3;
 constexpr uint32_t kInverseReady = 4;  // from the first to the second
 constexpr uint32_t kInverseRead = 5;   // and back
 constexpr uint32_t kNormsReady = 6;    // from the first to the second

@@ -98,9 +98,11 @@ HCP_DEVICE void finish(float (&sums)[Count]) {
 
 /// T diag(beta) as operand A. Blocks above the diagonal are not read.
 HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, const Place& at) {
+    const uint32_t lane = device::lane_index();
+    const uint32_t row = inverse_row(lane % 16, lane / 16);
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
-        device::load_matrix(a[step], block_address(tile, 16 * at.warp, 16 * step));
+        device::load_matrix(a[step], tile + inverse_block(at.warp, step) + row);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             const device::Float2 t = device::unpack_f16(a[step][i]);
@@ -112,9 +114,11 @@ HCP_DEVICE void load_inverse(uint32_t (&a)[4][4], uint32_t tile, uint32_t beta, 
 
 /// T^T as operand A. Blocks of T above the diagonal are not read.
 HCP_DEVICE void load_inverse_transposed(uint32_t (&a)[4][4], uint32_t tile, const Place& at) {
+    const uint32_t lane = device::lane_index();
+    const uint32_t row = inverse_row(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
-        device::load_matrix_transposed(a[step], transposed_address(tile, 16 * step, 16 * at.warp));
+        device::load_matrix_transposed(a[step], tile + inverse_block(step, at.warp) + row);
 #pragma unroll
         for (uint32_t& pair : a[step]) {
             const device::Float2 t = device::unpack_f16(pair);

@@ -8,30 +8,33 @@
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
-/// Shared memory of the inverse: T in fp16 with padded rows, then rows 16 to 63 of L in fp16. The
-/// fp32 blocks of 8 wait in blocks of T that are not defined yet, or never.
+/// Shared memory of the inverse: T as tables.h lays it out, rows 16 to 63 of L in fp16 and its
+/// diagonal blocks of 8 in fp32.
 struct InverseTiles {
-    static constexpr uint32_t kRowBytes = 144;
     static constexpr uint32_t kLowerRowBytes = 112;
-    static constexpr uint32_t kBytes = 64 * kRowBytes + 48 * kLowerRowBytes;
+    static constexpr uint32_t kDiagonalAt = kInverseBytes + 48 * kLowerRowBytes;
+    static constexpr uint32_t kColumnBytes = 48;  // 8 rows, padded against bank conflicts
+    static constexpr uint32_t kBytes = kDiagonalAt + 64 * kColumnBytes;
 
     uint32_t base;
 
-    HCP_DEVICE uint32_t at(uint32_t row, uint32_t column) const {
-        return base + row * kRowBytes + 2 * column;
+    /// A half of a row of the diagonal block.
+    HCP_DEVICE uint32_t diagonal_row(uint32_t block, uint32_t row, uint32_t half) const {
+        return base + inverse_block(block, block) + inverse_row(row, half);
     }
     HCP_DEVICE uint32_t lower_at(uint32_t row, uint32_t column) const {
-        return base + 64 * kRowBytes + (row - 16) * kLowerRowBytes + 2 * column;
+        return base + kInverseBytes + (row - 16) * kLowerRowBytes + 2 * column;
     }
     /// Element of the diagonal blocks of 8 of warp `block`: columns 0 to 7 are the first's.
     HCP_DEVICE uint32_t diagonal_at(uint32_t block, uint32_t row, uint32_t column) const {
-        return at(16 * block + column, block < 3 ? 48 : 0) + 4 * row;
+        return base + kDiagonalAt + (16 * block + column) * kColumnBytes + 4 * row;
     }
     /// Address for a transposing load or store of a 16 x 16 block of T, which is then T's transpose
-    /// as the first operand of a product.
-    HCP_DEVICE uint32_t transposed_at(uint32_t block_row, uint32_t block_column) const {
+    /// as the first operand of a product; or for a load of it as a second operand.
+    HCP_DEVICE uint32_t block_at(uint32_t block_row, uint32_t block_column) const {
         const uint32_t lane = device::lane_index();
-        return at(16 * block_row + (lane >> 4) * 8 + (lane & 7), 16 * block_column + (lane & 8));
+        return base + inverse_block(block_row, block_column) +
+               inverse_row((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
     }
 };
 
@@ -68,12 +71,12 @@ HCP_DEVICE void substitute(const InverseTiles& tiles, uint32_t warp) {
         }
     }
     const bool second = lane >= 16;  // stores rows 4 to 7
-    const uint32_t to = tiles.at(16 * warp + (column & 8) + (second ? 4 : 0), 16 * warp + column);
+    const uint32_t first = (column & 8) + (second ? 4 : 0);
+    const uint32_t to = tiles.diagonal_row(warp, first, column >> 3) + 2 * own;
 #pragma unroll
     for (uint32_t row = 0; row < 4; ++row) {
         const float value = second ? x[row + 4] : x[row];
-        device::store_shared(to + row * InverseTiles::kRowBytes,
-                             static_cast<uint16_t>(device::pack_f16(value, 0.0F)));
+        device::store_shared(to + 32 * row, static_cast<uint16_t>(device::pack_f16(value, 0.0F)));
     }
     device::sync_warp();
 }
@@ -82,15 +85,16 @@ HCP_DEVICE void substitute(const InverseTiles& tiles, uint32_t warp) {
 /// part of L in fp16, as a fragment. After a sync_warp behind the stores to diagonal_at.
 HCP_DEVICE void invert_diagonal(const InverseTiles& tiles, uint32_t warp, uint32_t corner) {
     substitute(tiles, warp);
-    const uint32_t at = 16 * warp, row = device::lane_index() & 7;
+    const uint32_t row = device::lane_index() & 7;
     uint32_t first[1], second[1];
-    device::load_matrix_transposed(first, tiles.at(at + row, at));
-    device::load_matrix(second, tiles.at(at + 8 + row, at + 8));
+    device::load_matrix_transposed(first, tiles.diagonal_row(warp, row, 0));
+    device::load_matrix(second, tiles.diagonal_row(warp, 8 + row, 1));
     // Transposed, so that a result is the first operand of the next product.
     float d[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
     device::mma_f16(d, {first[0], 0, 0, 0}, {corner, 0});
     device::mma_f16(e, {device::pack_f16(-d[0], -d[1]), 0, 0, 0}, {second[0], 0});
-    device::store_matrix_transposed(tiles.at(at + 8 + row, at), {device::pack_f16(e[0], e[1])});
+    device::store_matrix_transposed(tiles.diagonal_row(warp, 8 + row, 0),
+                                    {device::pack_f16(e[0], e[1])});
 }
 
 /// d += a B^T for a block B of 16 x 16 as load_matrix gives it.
@@ -128,7 +132,7 @@ struct LowerBlocks {
             for (uint32_t k = 0; k < i; ++k) {
                 device::load_matrix(lower[i][k], tiles.lower_at(16 * i + row, 16 * k + column));
             }
-            device::load_matrix(diagonal[i], tiles.at(16 * i + row, 16 * i + column));
+            device::load_matrix(diagonal[i], tiles.block_at(i, i));
         }
     }
 };
@@ -147,7 +151,7 @@ HCP_DEVICE void finish_column(const InverseTiles& tiles,
     const auto factor = [&](uint32_t block, uint32_t half) {
         return device::load_shared<device::Float2>(factors + 64 * block + 32 * half + pair);
     };
-    device::load_matrix_transposed(t, tiles.transposed_at(warp, warp));
+    device::load_matrix_transposed(t, tiles.block_at(warp, warp));
     blocks.load(tiles);
 #pragma unroll
     for (uint32_t x = 0; x < 4; ++x) {
@@ -167,7 +171,7 @@ HCP_DEVICE void finish_column(const InverseTiles& tiles,
         if (k > 0 && k > warp) {
             float e[2][4];
             solve_block(sum[k], blocks.diagonal[k], e, t);
-            device::store_matrix_transposed(tiles.transposed_at(k, warp), t);
+            device::store_matrix_transposed(tiles.block_at(k, warp), t);
 #pragma unroll
             for (uint32_t x = 0; x < 4; ++x) {
                 const device::Float2 f = factor(k, x >> 1);
@@ -193,16 +197,18 @@ HCP_DEVICE void take_column_rest(const InverseTiles& tiles,
     const uint32_t pair = 8 * (device::lane_index() & 3);
 #pragma unroll
     for (uint32_t k = 0; k < 4; ++k) {
+        if (k < warp) {
+            continue;  // a is 0
+        }
         uint32_t t[4];
-        device::load_matrix_transposed(t, tiles.transposed_at(k, warp));
+        device::load_matrix_transposed(t, tiles.block_at(k, warp));
 #pragma unroll
         for (uint32_t x = 0; x < 4; ++x) {
             const auto f =
                 device::load_shared<device::Float2>(factors + 64 * k + 32 * (x >> 1) + pair);
             const device::Float2 value = device::unpack_f16(t[x]);
             const device::Float2 taken = device::unpack_bf16(a[k][x]);
-            a[k][x] =
-                k < warp ? 0 : device::pack_bf16(value.x * f.x - taken.x, value.y * f.y - taken.y);
+            a[k][x] = device::pack_bf16(value.x * f.x - taken.x, value.y * f.y - taken.y);
         }
     }
 }

@@ -116,7 +116,8 @@ const char* launch_walk(const CallView& call, const View& view) {
 }
 
 const char* launch_forward(const CallView& call, const ForwardView& view) {
-    return launch_walk<OutputConfig>(call, view);
+    return view.states != nullptr ? launch_walk<KeepConfig>(call, view)
+                                  : launch_walk<OutputConfig>(call, view);
 }
 const char* launch_remake(const CallView& call, const RemakeView& view) {
     return launch_walk<RemakeConfig>(call, view);

@@ -43,6 +43,8 @@ struct ForwardView {
     float* end;
     float *q_norms, *k_norms;
     Checkpoints checkpoints;  // or null
+    /// What RemakeView has, or null.
+    uint8_t *states, *errors, *inverses;
 };
 
 /// The largest magnitude of each value head of rows of tokens and of states.

@@ -40,6 +40,9 @@ inline const char* fill(ForwardParams& p, const CallView& call, const ForwardVie
     p.q_norms = view.q_norms;
     p.k_norms = view.k_norms;
     p.checkpoints = view.checkpoints;
+    p.states = reinterpret_cast<uint16_t*>(view.states);
+    p.errors = reinterpret_cast<uint16_t*>(view.errors);
+    p.inverses = reinterpret_cast<uint16_t*>(view.inverses);
     const char* error = make_map(p.q, call.q, call.shape.tokens, call.shape.key_heads);
     if (error == nullptr) {
         error = make_map(p.o, view.o, call.shape.tokens, call.shape.value_heads);

@@ -47,7 +47,7 @@ struct StateGradientLayout {
     static constexpr uint32_t kKeys = 0;
     static constexpr uint32_t kQueries = kKeys + kKeyStages * kTileBytes;
     static constexpr uint32_t kInverse = kQueries + kQueryStages * kTileBytes;
-    static constexpr uint32_t kGradients = kInverse + kPanelBytes;
+    static constexpr uint32_t kGradients = kInverse + kInverseBytes;
     static constexpr uint32_t kScores = kGradients + kGradientStages * kPanelBytes;
     static constexpr uint32_t kWrites = kScores + kProductStages * kPanelBytes;
     static constexpr uint32_t kUpdates = kWrites + kProductStages * kTileBytes;

@@ -101,13 +101,12 @@ class StateGradientWrites : StateGradientAuxiliary {
     /// T diag(-beta gamma r_k); blocks above the diagonal are zero.
     HCP_DEVICE void load_inverse(uint32_t (&left)[4][4], int32_t use) const {
         const uint32_t tile = shared_.inverse();
-        const uint32_t row = 16 * at_.warp + 8 * (at_.matrix & 1) + at_.matrix_row;
+        const uint32_t row = inverse_row(8 * (at_.matrix & 1) + at_.matrix_row, at_.matrix >> 1);
         const uint32_t factors = shared_.gate(use, Layout::kWriteFactor) + 8 * at_.pair;
 #pragma unroll
         for (uint32_t block = 0; block < 4; ++block) {
             uint32_t entries[4];
-            device::load_matrix(entries, tile + device::swizzle_128(128 * row + 32 * block +
-                                                                    16 * (at_.matrix >> 1)));
+            device::load_matrix(entries, tile + inverse_block(at_.warp, block) + row);
             const auto first = device::load_shared<device::Float2>(factors + 64 * block);
             const auto second = device::load_shared<device::Float2>(factors + 64 * block + 32);
 #pragma unroll

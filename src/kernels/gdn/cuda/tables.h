@@ -16,9 +16,17 @@ constexpr int kHeadDim = 128;  // K and V
 /// swizzle_128(128 row + 2 column).
 constexpr uint32_t kPanelBytes = 8192;
 /// Per head and chunk, at (head * num_chunks + chunk) * bytes:
-/// T = (I + tril(diag(beta) K K^T o Gam, -1))^-1, fp16, one panel of tokens x tokens. Blocks of 16
-/// above the diagonal are not defined.
-constexpr uint32_t kInverseBytes = kPanelBytes;
+/// T = (I + tril(diag(beta) K K^T o Gam, -1))^-1, fp16: its blocks of 16 x 16 up to the diagonal,
+/// rows of 32 bytes, whose halves are swapped where bit 2 of the row is set (bank conflicts).
+constexpr uint32_t kInverseBlockBytes = 512;
+constexpr uint32_t kInverseBytes = 10 * kInverseBlockBytes;
+HCP_DEVICE constexpr uint32_t inverse_block(uint32_t block_row, uint32_t block_column) {
+    return kInverseBlockBytes * (block_row * (block_row + 1) / 2 + block_column);
+}
+/// A half of a row of a block.
+HCP_DEVICE constexpr uint32_t inverse_row(uint32_t row, uint32_t half) {
+    return 32 * row + 16 * (half ^ (row >> 2 & 1));
+}
 /// Tokens x V in the kernels' type of operands, two panels: V columns 0 to 63, then 64 to 127.
 constexpr uint32_t kRowsBytes = 2 * kPanelBytes;
 /// A transposed state in the same, four panels of V rows x K columns: (V 0.., K 0..), (V 0..,
