@@ -71,6 +71,7 @@ struct ForwardConfig {
     static constexpr int kKeys = kOutput ? 4 : 6;
     static constexpr int kQueries = kOutput ? 4 : 0;
     static constexpr int kValues = kRemake ? 4 : 2;
+    static_assert(kKeys >= kValues);  // how far V is loaded behind K, without outputs
     static constexpr int kUpdates = 2;
     static constexpr int kUpdatesFree = 4;  // barriers that say a stage of updates is free again
     static constexpr int kGates = kOutput ? 4 : 6;
