@@ -61,6 +61,17 @@ HCP_INLINE void store(Bf16* x, Vec v) {
     std::memcpy(x, &narrow, sizeof(narrow));
 }
 
+/// As the stream() of floats.
+HCP_INLINE void stream(Bf16* x, Vec v) {
+#if defined(__AVX512F__)
+    if (reinterpret_cast<std::uintptr_t>(x) % sizeof(HalfUint) == 0) {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(x), std::bit_cast<__m256i>(to_bf16(v)));
+        return;
+    }
+#endif
+    store(x, v);
+}
+
 HCP_INLINE float to_float(Bf16 x) {
     return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
 }

@@ -53,6 +53,18 @@ HCP_INLINE void store(float* x, Vec v) {
     std::memcpy(x, &v, sizeof(v));
 }
 
+/// Past the caches, where x allows it: for what is not read again soon. A fence comes before other
+/// threads read it.
+HCP_INLINE void stream(float* x, Vec v) {
+#if defined(__AVX512F__)
+    if (reinterpret_cast<std::uintptr_t>(x) % sizeof(v) == 0) {
+        _mm512_stream_ps(x, std::bit_cast<__m512>(v));
+        return;
+    }
+#endif
+    store(x, v);
+}
+
 // A scalar operand is spread over the lanes; subtracting zero changes no bit and costs nothing.
 HCP_INLINE Vec broadcast(float x) {
     return x - Vec{};
@@ -108,8 +120,6 @@ HCP_INLINE void store_part(T* x, Vec v, int count) {
     std::memcpy(x, padded, sizeof(T) * static_cast<std::size_t>(count));
 }
 
-using VecDouble = double __attribute__((vector_size(HCP_VECTOR_BYTES * 2)));
-
 /// Sum of the lanes, always in the same order.
 HCP_INLINE float sum_lanes(Vec v) {
     using Quad = float __attribute__((vector_size(16)));
@@ -121,14 +131,6 @@ HCP_INLINE float sum_lanes(Vec v) {
         }
     }
     return (quads[0][0] + quads[0][2]) + (quads[0][1] + quads[0][3]);
-}
-
-HCP_INLINE double sum_lanes(VecDouble v) {
-    double sum = 0;
-    for (int i = 0; i < kLanes; ++i) {
-        sum += v[i];
-    }
-    return sum;
 }
 
 HCP_INLINE float max_lanes(Vec v) {

@@ -48,16 +48,20 @@ struct BackwardScratch {
     std::uint32_t* depth;             // right operand, depth 2C: s gamma dO, then -gamma beta dR
     float* read;                      // [C, C] P
     std::uint32_t* read_transposed;   // left operand P^T
+    Element* pair_rows;               // [C, C] dP: left operand
     std::uint32_t* pairs_transposed;  // left operand [dP; dN + dN^T]^T
     std::uint32_t* d_columns;         // right operand of D^T: depth V, columns C
     float* dots;                      // [2C, C] dO D^T, then dR D^T
-    float* reads;                     // [2C, K] dO H^T, then dR H^T
-    float* writes;                    // [C, K] D dH'^T
+    float* reads;                     // [2C, a panel of K] dO H^T, then dR H^T
+    float* writes;                    // [C, a panel of K] D dH'^T
     std::uint32_t* state_operand;     // right operand H^T, depth V, if H itself is none
     std::uint32_t* gradient_operand;  // right operand dH', depth K
-    std::uint32_t* left;              // for tiles: what updates states, as a left operand
-    double *row_sums, *column_sums;   // [C] of N
-    float *crossing, *after;          // [C] i + e, and z
+    std::uint32_t *factors, *solved_units;  // of the solve
+    std::uint32_t* left;                    // for tiles: what updates states, as a left operand
+    double *row_sums, *column_sums;         // [C] of N
+    float *crossing, *after;                // [C] i + e, and z
+    // [C, kLanes] sums whose lanes are not added up: <q, dq>, <k, erased>, z.
+    float *q_lanes, *k_lanes, *after_lanes;
 
     /// Stride of rows of V in elements.
     static int value_elements(const ChunkSizes& sizes) {
@@ -72,21 +76,31 @@ struct BackwardScratch {
         d_o_depth = space.take<std::uint32_t>(c * sizes.values / Engine::kPerUnit);
         depth = space.take<std::uint32_t>(2 * c * sizes.values / Engine::kPerUnit);
         read = space.take<float>(c * sizes.token_row);
-        read_transposed = space.take<std::uint32_t>(c * round_up(c, kPanel));
-        pairs_transposed = space.take<std::uint32_t>(2 * c * round_up(c, kPanel));
+        read_transposed =
+            space.take<std::uint32_t>(transposed_left_units<Engine>(c, round_up(c, kPanel)));
+        pairs_transposed =
+            space.take<std::uint32_t>(transposed_left_units<Engine>(2 * c, round_up(c, kPanel)));
         d_columns = space.take<std::uint32_t>(round_up(c, kPanel) * sizes.values);
+        pair_rows = space.take<Element>(c * ForwardScratch<Engine>::read_row(sizes));
         dots = space.take<float>(2 * c * sizes.token_row);
-        reads = space.take<float>(2 * c * sizes.key_row);
-        writes = space.take<float>(c * sizes.key_row);
+        reads = space.take<float>(2 * c * kPanel);
+        writes = space.take<float>(c * kPanel);
         state_operand = Engine::kPerUnit == 2
                             ? space.take<std::uint32_t>(State<Engine>::transposed_units(sizes))
                             : nullptr;
         gradient_operand = space.take<std::uint32_t>(State<Engine>::transposed_units(sizes));
-        left = Engine::kTiles ? space.take<std::uint32_t>(2 * c * sizes.values) : nullptr;
+        factors = space.take<std::uint32_t>(BlockSystem<Engine>::factor_units());
+        solved_units = space.take<std::uint32_t>(BlockSystem<Engine>::solved_units(sizes.values));
+        left = Engine::kTiles
+                   ? space.take<std::uint32_t>(transposed_left_units<Engine>(2 * c, sizes.values))
+                   : nullptr;
         row_sums = space.take<double>(c);
         column_sums = space.take<double>(c);
         crossing = space.take<float>(c);
         after = space.take<float>(c);
+        q_lanes = space.take<float>(c * kLanes);
+        k_lanes = space.take<float>(c * kLanes);
+        after_lanes = space.take<float>(c * kLanes);
     }
 };
 

@@ -29,7 +29,8 @@ HCP_STAGE void read_gradient(ChunkSizes sizes,
         });
 }
 
-/// What products read of dO: rows, depth, and s gamma dO in the first half of scratch.depth.
+/// What products read of P and of dO: rows, depth, and s gamma dO in the first half of
+/// scratch.depth.
 template <typename Engine, typename Input>
 HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
                                     ChunkSizes sizes,
@@ -37,6 +38,14 @@ HCP_STAGE void pack_output_gradient(const GdnProblemView& problem,
                                     HeadChunk head,
                                     TokenRows<Input> d_o,
                                     BackwardScratch<Engine>& scratch) {
+    for (int i = 0; i < keys.rows; ++i) {
+        for (int j = 0; j < keys.rows; j += kLanes) {
+            const int at = i * sizes.token_row + j;
+            store(scratch.read + at, j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
+        }
+    }
+    pack_transposed_left<Engine>(scratch.read, sizes.token_row, keys.rows, keys.rows,
+                                 scratch.read_transposed);
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
     auto* rows = scratch.rows;
@@ -71,49 +80,46 @@ HCP_STAGE void solved_gradient(ChunkSizes sizes,
                                BackwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* x = scratch.solved;
-    const bool add = !gradient.zero;
-    for (int i = 0; i < keys.rows; ++i) {
-        for (int j = 0; j < keys.rows; j += kLanes) {
-            const int at = i * sizes.token_row + j;
-            store(scratch.read + at, j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
-        }
-    }
-    pack_transposed_left<Engine>(scratch.read, sizes.token_row, keys.rows, keys.rows,
-                                 scratch.read_transposed);
+    const BlockSystem<Engine> system{.system = head.system,
+                                     .system_row = sizes.token_row,
+                                     .rows = keys.rows,
+                                     .factors = scratch.factors,
+                                     .solved = scratch.solved_units,
+                                     .ahead = keys.ahead};
+    system.pack_factors_transposed();
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
-    Engine::multiply(
-        {.left = transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
-         .right = {scratch.d_o_depth, panel},
-         .rows = keys.rows,
-         .columns = sizes.values,
-         .ahead = keys.ahead},
-        [&](int i) {  // P^T is upper triangular
-            return DepthRange{i / Engine::kPerUnit, keys.rows / Engine::kPerUnit};
-        },
-        [&](int i, int j, Vec first, Vec second) {
-            float* to = x + i * row + j;
-            store(to, add ? load(to) + first : first);
-            store(to + row, add ? load(to + row) + second : second);
-        });
+    const Product product{
+        .left = transposed_left<Engine>(scratch.read_transposed, keys.rows, keys.rows),
+        .right = {scratch.d_o_depth, panel},
+        .rows = keys.rows,
+        .columns = sizes.values,
+        .ahead = keys.ahead};
+    const auto depth_of = [&](int i) {  // P^T is upper triangular
+        return DepthRange{i / Engine::kPerUnit, keys.rows / Engine::kPerUnit};
+    };
+    if (gradient.zero) {
+        Engine::multiply_to(product, depth_of, x, row);
+    } else {
+        Engine::template multiply_to<true>(product, depth_of, x, row);
+    }
     const int elements = BackwardScratch<Engine>::value_elements(sizes);
     auto* d_rows = scratch.rows + keys.rows * elements;
     std::uint32_t* depth = unit_of_row<Engine>(scratch.depth, 2 * panel, keys.rows, 0);
-    solve_transposed(head.system, sizes.token_row, x, row, keys.rows, sizes.values,
-                     [&](int i, int j, const Vec* first, const Vec* second) {
-                         auto* to = d_rows + i * elements + j;
-                         store_elements<Engine>(to, first);
-                         store_elements<Engine>(to + elements, second);
-                         const float factor = -head.gamma[i] * head.beta[i];
-                         const float next_factor = -head.gamma[i + 1] * head.beta[i + 1];
-                         const Vec scaled[2] = {factor * first[0], factor * first[1]};
-                         const Vec next[2] = {next_factor * second[0], next_factor * second[1]};
-                         store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), scaled,
-                                                next);
-                         for (int n = 0; n < 2; ++n) {
-                             put(i, j + n * kLanes, first[n]);
-                             put(i + 1, j + n * kLanes, second[n]);
-                         }
-                     });
+    solve_blocks_transposed(
+        system, x, row, sizes.values, [&](int i, int j, const Vec* first, const Vec* second) {
+            auto* to = d_rows + i * elements + j;
+            store_elements<Engine>(to, first);
+            store_elements<Engine>(to + elements, second);
+            const float factor = -head.gamma[i] * head.beta[i];
+            const float next_factor = -head.gamma[i + 1] * head.beta[i + 1];
+            const Vec scaled[2] = {factor * first[0], factor * first[1]};
+            const Vec next[2] = {next_factor * second[0], next_factor * second[1]};
+            store_row_pair<Engine>(unit_of_row<Engine>(depth, 2 * panel, i, j), scaled, next);
+            for (int n = 0; n < 2; ++n) {
+                put(i, j + n * kLanes, first[n]);
+                put(i + 1, j + n * kLanes, second[n]);
+            }
+        });
 }
 
 /// dH = e^B dH' + (s gamma Q)^T dO - (gamma beta K)^T dR, with dH' at `old`.

@@ -1,7 +1,6 @@
 // One chunk of one value head, forward: docs/kernels.md, "Forward".
 #pragma once
 
-#include "kernels/gdn/fused/solve.h"
 #include "kernels/gdn/fused/state_writes.h"
 
 namespace hybridcp::HCP_ISA {
@@ -18,6 +17,13 @@ HCP_STAGE void new_values(ChunkSizes sizes,
                           ForwardScratch<Engine>& scratch) {
     const int row = sizes.value_row;
     float* values = scratch.values;
+    const BlockSystem<Engine> system{.system = head.system,
+                                     .system_row = sizes.token_row,
+                                     .rows = keys.rows,
+                                     .factors = scratch.factors,
+                                     .solved = scratch.solved,
+                                     .ahead = keys.ahead};
+    system.pack_factors();
     if (state.zero) {
         for (int i = 0; i < keys.rows; ++i) {
             const Vec beta = broadcast(head.beta[i]);
@@ -42,31 +48,39 @@ HCP_STAGE void new_values(ChunkSizes sizes,
     }
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
     std::uint32_t *depth_units = scratch.depth, *writes = scratch.writes;
-    solve(head.system, sizes.token_row, values, row, keys.rows, sizes.values,
-          [&](int i, int j, const Vec* first, const Vec* second) {
-              if constexpr (Outputs) {
-                  store_row_pair<Engine>(unit_of_row<Engine>(depth_units, panel, i, j), first,
-                                         second);
-              }
-              for (int n = 0; n < 2; ++n) {
-                  put(i, j + n * kLanes, first[n]);
-                  put(i + 1, j + n * kLanes, second[n]);
-              }
-              const Vec decayed[2] = {head.to_end[i] * first[0], head.to_end[i] * first[1]};
-              const Vec next[2] = {head.to_end[i + 1] * second[0], head.to_end[i + 1] * second[1]};
-              store_row_pair<Engine>(unit_of_row<Engine>(writes, panel, i, j), decayed, next);
-          });
+    solve_blocks(
+        system, values, row, sizes.values, [&](int i, int j, const Vec* first, const Vec* second) {
+            if constexpr (Outputs) {
+                store_row_pair<Engine>(unit_of_row<Engine>(depth_units, panel, i, j), first,
+                                       second);
+            }
+            for (int n = 0; n < 2; ++n) {
+                put(i, j + n * kLanes, first[n]);
+                put(i + 1, j + n * kLanes, second[n]);
+            }
+            const Vec decayed[2] = {head.to_end[i] * first[0], head.to_end[i] * first[1]};
+            const Vec next[2] = {head.to_end[i + 1] * second[0], head.to_end[i + 1] * second[1]};
+            store_row_pair<Engine>(unit_of_row<Engine>(writes, panel, i, j), decayed, next);
+        });
 }
 
 /// O = s gamma Q H + P D to rows of the caller's.
-template <typename Engine, typename Output>
+template <typename Engine, typename Output, bool Streams>
 HCP_STAGE void outputs(const GdnProblemView& problem,
                        ChunkSizes sizes,
                        const KeyChunk<Engine>& keys,
                        HeadChunk head,
                        const State<Engine>& state,
                        ForwardScratch<Engine>& scratch,
-                       OutputRows<Output> to) {
+                       OutputRows<Output, Streams> to) {
+    const int read_row = scratch.read_row(sizes);
+    for (int i = 0; i < keys.rows; ++i) {
+        for (int j = 0; j < keys.rows; j += kLanes) {
+            const int at = i * sizes.token_row + j;
+            store(scratch.read_rows + i * read_row + j,
+                  j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
+        }
+    }
     const int row = sizes.value_row;
     float* o = scratch.outputs;
     const float scale = problem.scale;
@@ -83,14 +97,6 @@ HCP_STAGE void outputs(const GdnProblemView& problem,
                 store(o + i * row + j, scale * head.gamma[i] * first);
                 store(o + (i + 1) * row + j, scale * head.gamma[i + 1] * second);
             });
-    }
-    const int read_row = scratch.read_row(sizes);
-    for (int i = 0; i < keys.rows; ++i) {
-        for (int j = 0; j < keys.rows; j += kLanes) {
-            const int at = i * sizes.token_row + j;
-            store(scratch.read_rows + i * read_row + j,
-                  j <= i ? load(head.gam + at) * load(keys.qk + at) : Vec{});
-        }
     }
     const int panel = keys.rows / Engine::kPerUnit * kPanel;
     const bool add = !state.zero;

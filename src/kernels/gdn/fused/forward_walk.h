@@ -7,6 +7,9 @@ namespace hybridcp::HCP_ISA {
 
 template <typename Engine, typename Input>
 struct OutputWalk : Walk<Engine, Input> {
+    /// What is written is read by backward, long after. Where tiles are, a line that is not near
+    /// takes four times as long to write as past the caches.
+    static constexpr bool kStreams = Engine::kTiles;
     State<Engine> states[kMostValueHeads];
 
     OutputWalk(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
@@ -26,9 +29,11 @@ struct OutputWalk : Walk<Engine, Input> {
             this->look_ahead_at_keys(this->problem.q, c + 1);
             this->look_ahead_at_key_record(c + 1);
             this->template look_ahead_at_values<Input>(this->problem.v, c + 1);
-            this->template look_ahead_at_values<float>(forward.new_values, c + 1);
-            this->template look_ahead_at_values<Input>(forward.o, c + 1);
-            look_ahead_at_checkpoint(forward, c + 1);
+            if constexpr (!kStreams) {
+                this->template look_ahead_at_values<float>(forward.new_values, c + 1);
+                this->template look_ahead_at_values<Input>(forward.o, c + 1);
+                look_ahead_at_checkpoint(forward, c + 1);
+            }
             this->fill_keys(c, KeyChunk<Engine>::Use::kOutputs);
             for (std::int64_t i = 0; i < this->problem.group; ++i) {
                 if (float* checkpoint = checkpoint_before(forward, c)) {
@@ -45,8 +50,9 @@ struct OutputWalk : Walk<Engine, Input> {
   private:
     /// Where the states before chunk c are kept; null for most.
     [[nodiscard]] float* checkpoint_before(const GdnForwardTask& forward, std::int64_t c) const {
-        return c > 0 && this->chunks.contains(c) && c % kCheckpointChunks == 0
-                   ? forward.checkpoints + (c / kCheckpointChunks - 1) * forward.checkpoint_stride
+        return c > 0 && this->chunks.contains(c) && c % kCheckpointChunks<Engine> == 0
+                   ? forward.checkpoints +
+                         (c / kCheckpointChunks<Engine> - 1) * forward.checkpoint_stride
                    : nullptr;
     }
     void look_ahead_at_checkpoint(const GdnForwardTask& forward, std::int64_t next) const {
@@ -59,13 +65,13 @@ struct OutputWalk : Walk<Engine, Input> {
     void step(const GdnForwardTask& forward, std::int64_t c, std::int64_t i) {
         this->fill_head(c, i);
         const TokenRows<Input> v = this->value_rows(this->problem.v, c, i, this->value_copy);
-        const auto new_rows = this->template output_rows<float>(forward.new_values, c, i);
+        const auto new_rows = this->template output_rows<float, kStreams>(forward.new_values, c, i);
         new_values<true>(
             this->sizes, this->keys, this->head, states[i],
             [v](int r, int j) { return load(v.row(r) + j); },
             [new_rows](int r, int j, Vec d) { new_rows.put(r, j, d); }, this->scratch);
         outputs(this->problem, this->sizes, this->keys, this->head, states[i], this->scratch,
-                this->template output_rows<Input>(forward.o, c, i));
+                this->template output_rows<Input, kStreams>(forward.o, c, i));
         write_values(this->sizes, this->keys, this->head, states[i].values, states[i],
                      this->scratch);
     }

@@ -5,6 +5,10 @@
 
 #include <limits>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "hybridcp/error.h"
 #include "kernels/gdn/fused/fused_call.h"
 
@@ -112,6 +116,7 @@ GdnOutput FusedCall::forward(const at::Tensor& S_start) {
             .transpose(0, 1);
     key_records_ =
         at::empty({problem_.key_heads(), num_chunks_, kernels_.key_record_floats}, g_.options());
+    use_huge_pages({result.o, checkpoints_, new_values_, key_records_});
     run_tasks(columns_of_task(), [&](GdnTask task, std::int64_t segment, void* workspace) {
         task.start = states_at(S_start_, segment, task.key_head);
         task.end = states_at(result.S_end, segment, task.key_head);
@@ -156,6 +161,20 @@ const ChunkWindows& FusedCall::windows() const {
         windows_ = make_chunk_windows(g_, problem_.offsets, kernels_.chunk_tokens, floor);
     }
     return *windows_;
+}
+
+void FusedCall::use_huge_pages(std::initializer_list<at::Tensor> tensors) const {
+#if defined(__linux__)
+    constexpr std::uintptr_t kPage = std::uintptr_t{2} << 20;
+    for (const at::Tensor& x : tensors) {
+        const auto begin = reinterpret_cast<std::uintptr_t>(x.data_ptr());
+        const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+        const std::uintptr_t last = (begin + x.nbytes()) / kPage * kPage;
+        if (kernels_.prefers_huge_pages && first < last) {  // a wish, which may be refused
+            (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+        }
+    }
+#endif
 }
 
 void FusedCall::clear_padding(const at::Tensor& x) const {

@@ -21,6 +21,7 @@ GdnGradients FusedCall::backward(const at::Tensor& d_o, const at::Tensor& dS_end
                         .dg = at::empty(g_.sizes(), g_.options()),
                         .dbeta = at::empty(g_.sizes(), g_.options()),
                         .dS_start = zero_states(problem_.value_dim())};
+    use_huge_pages({result.dq, result.dk, result.dv});
     for (const at::Tensor* tensor :
          {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
         clear_padding(*tensor);

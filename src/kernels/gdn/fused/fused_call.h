@@ -124,6 +124,8 @@ class FusedCall final : public GdnCall {
                                         std::int64_t key_head,
                                         std::int64_t block) const;
     void use_key_records(GdnTask& task, std::int64_t segment, std::int64_t block) const;
+    /// For tensors not written yet: fewer faults, and fewer walks of page tables.
+    void use_huge_pages(std::initializer_list<at::Tensor> tensors) const;
     void clear_padding(const at::Tensor& x) const;
     void index_checkpoints();
 

@@ -87,14 +87,15 @@ struct Functions {
 
     static constexpr GdnKernels table() {
         return {.chunk_tokens = Engine::kChunk,
-                .checkpoint_tokens = Engine::kChunk * kCheckpointChunks,
+                .checkpoint_tokens = Engine::kChunk * kCheckpointChunks<Engine>,
                 .key_record_floats = KeyRecord::floats(Engine::kChunk),
                 .gradient_record_floats = gradient_record_floats,
                 .workspace_bytes = workspace_bytes,
                 .forward = forward,
                 .summary = summary,
                 .state_gradient = state_gradient,
-                .backward = backward};
+                .backward = backward,
+                .prefers_huge_pages = Engine::kTiles};
     }
 };
 

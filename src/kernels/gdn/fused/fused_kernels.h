@@ -107,6 +107,7 @@ struct GdnKernels {
                            const GdnStateGradientTask& task,
                            void* workspace);
     void (*backward)(const GdnProblemView& problem, const GdnBackwardTask& task, void* workspace);
+    bool prefers_huge_pages;  // for what forward keeps and for results
 };
 
 /// For inputs of fp32, and of bf16.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/backward_scratch.h"
+#include "kernels/simd/doubles.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -45,8 +46,7 @@ HCP_STAGE double pack_state_pair(ChunkSizes sizes,
                 store_units(to + i * kPanel + v % kPanel, units[i]);
             }
             if (v % kPanel != 0) {
-                total +=
-                    __builtin_convertvector((sums[0] + sums[1]) + (sums[2] + sums[3]), VecDouble);
+                total += widened((sums[0] + sums[1]) + (sums[2] + sums[3]));
                 for (Vec& sum : sums) {
                     sum = Vec{};
                 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/key_chunk.h"
+#include "kernels/simd/doubles.h"
 #include "kernels/simd/exponential.h"
 
 namespace hybridcp::HCP_ISA {
@@ -93,14 +94,22 @@ struct HeadChunk {
         const int rows = keys.rows, stride = sizes.token_row;
         const float *betas = beta, *kk = keys.kk;
         float *to_gam = gam, *to_system = system;
+        // Across the boundary of two halves a decay is the product of those on its sides.
+        alignas(64) float before[kPanel], after[kPanel];
+        for (int j = 0; rows > kPanel && j < kPanel; j += kLanes) {
+            const double middle = b[kPanel - 1];
+            store(before + j, bounded_exp(narrowed(middle - load(b + j))));
+            store(after + j, bounded_exp(narrowed(load(b + kPanel + j) - middle)));
+        }
         for (int i = 0; i < rows; ++i) {
             const int row = i * stride;
             for (int j = 0; j < rows; j += kLanes) {
                 Vec decays = {}, below = {};
-                if (j <= i) {
-                    VecDouble later;
-                    std::memcpy(&later, b + j, sizeof(later));
-                    const Vec difference = __builtin_convertvector(b[i] - later, Vec);
+                if (i >= kPanel && j < kPanel) {
+                    decays = after[i - kPanel] * load(before + j);
+                    below = betas[i] * decays * load(kk + row + j);
+                } else if (j <= i) {
+                    const Vec difference = narrowed(b[i] - load(b + j));
                     const VecInt column = lane + j;
                     decays = bounded_exp(select(column <= i, difference, broadcast(-1000.0F)));
                     below = select(column < i, betas[i] * decays * load(kk + row + j), Vec{});

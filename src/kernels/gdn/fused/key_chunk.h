@@ -12,31 +12,26 @@ struct KeyChunk : KeyRecord {
     using Element = typename Engine::Element;
     enum class Use { kOutputs, kStates, kWrites, kStateGradients, kGradients };
 
-    int count = 0;                                 // tokens
-    int rows = 0;                                  // count, rounded up to what products take
-    int unit_rows = 0;                             // rows of `tokens`
-    float *q, *k;                                  // [C, K] fp32, normalised; made for gradients
-    Element *q_rows = nullptr, *k_rows = nullptr;  // [C, K] left operands
-    std::uint32_t* k_columns;                      // right operand, depth K, columns C
+    int count = 0;              // tokens
+    int rows = 0;               // count, rounded up to what products take
+    int unit_rows = 0;          // rows of `tokens`
+    Element *q_rows, *k_rows;   // [C, K] left operands, normalised
+    std::uint32_t* k_columns;   // right operand, depth K, columns C
     std::uint32_t* tokens;      // right operand, depth K's rows (or [Q; K], 2C), columns K
     std::uint32_t* transposed;  // the same as a left operand, for tiles
     mutable RowsAhead ahead;    // of the next chunk
-    float* scratch;             // [2C, K] q and k next to each other
     float* copy;                // [C, K] rows of inputs that have to be filled up
     float* own_record;
 
     KeyChunk(Workspace& space, const ChunkSizes& sizes) {
-        scratch = space.take<float>(2 * sizes.tokens * sizes.key_row);
         copy = space.take<float>(sizes.tokens * sizes.key_row);
-        q = k = scratch;
-        if constexpr (Engine::kPerUnit == 2) {
-            q_rows = space.take<Element>(sizes.tokens * element_row(sizes));
-            k_rows = space.take<Element>(sizes.tokens * element_row(sizes));
-        }
+        q_rows = space.take<Element>(sizes.tokens * element_row(sizes));
+        k_rows = space.take<Element>(sizes.tokens * element_row(sizes));
         k_columns = space.take<std::uint32_t>(sizes.keys * round_up(sizes.tokens, kPanel));
         tokens = space.take<std::uint32_t>(2 * sizes.tokens * sizes.keys);
-        transposed =
-            Engine::kTiles ? space.take<std::uint32_t>(2 * sizes.tokens * sizes.keys) : nullptr;
+        transposed = Engine::kTiles ? space.take<std::uint32_t>(transposed_left_units<Engine>(
+                                          2 * sizes.tokens, sizes.keys))
+                                    : nullptr;
         own_record = space.take<float>(floats(sizes.tokens));
     }
 
@@ -71,38 +66,34 @@ struct KeyChunk : KeyRecord {
         static_cast<KeyRecord&>(*this) = at(record == nullptr ? own_record : record, sizes.tokens);
         count = num_tokens;
         rows = round_up(num_tokens, Engine::kRowMultiple);
-        const bool keep_floats = use == Use::kGradients;
-        const bool gradients = keep_floats || use == Use::kStateGradients;
+        const bool gradients = use == Use::kGradients || use == Use::kStateGradients;
         unit_rows = gradients ? 2 * rows : rows;
-        k = scratch + rows * sizes.key_row;
-        if constexpr (Engine::kPerUnit == 1) {
-            q_rows = q;
-            k_rows = k;
-        }
         const auto load_keys = [&](const GdnView& view, float* inverse, const KeyRows<Engine>& to) {
             load_normalised<Input>(
                 problem, sizes, {at_token<const Input>(view, token, key_head), view.token_stride},
-                inverse, made, keep_floats, to);
+                inverse, made, to);
         };
         const int row = element_row(sizes), panel = tokens_panel();
         const int first_k_unit = (unit_rows - rows) / Engine::kPerUnit;
-        load_keys(problem.k, k_inverse,
-                  {k, sizes.key_row, k_rows, row, tokens + first_k_unit * kPanel, panel});
-        if (use != Use::kWrites && !made) {
+        load_keys(problem.k, k_inverse, {k_rows, row, tokens + first_k_unit * kPanel, panel});
+        const bool reads = use == Use::kOutputs || gradients;
+        if (reads) {
+            load_keys(problem.q, q_inverse, {q_rows, row, gradients ? tokens : nullptr, panel});
+        }
+        // What products read is packed before the first of them: tiles wait for stores.
+        const bool multiplies = use != Use::kWrites && !made;
+        if (multiplies) {
             pack_columns_as_depth<Engine>(k_rows, row, rows, sizes.keys, k_columns,
                                           columns_panel(sizes));
-            product(sizes, k_rows, kk, 1.0F);
         }
-        if (use == Use::kOutputs || gradients) {
-            load_keys(problem.q, q_inverse,
-                      {q, sizes.key_row, q_rows, row, gradients ? tokens : nullptr, panel});
-            if (!made) {
+        if (Engine::kTiles && use != Use::kWrites && use != Use::kGradients) {
+            left_of_right<Engine>({tokens, panel}, unit_rows, sizes.keys, transposed);
+        }
+        if (multiplies) {
+            product(sizes, k_rows, kk, 1.0F);
+            if (reads) {
                 product(sizes, q_rows, qk, problem.scale);
             }
-        }
-        if constexpr (Engine::kTiles) {
-            pack_transposed_left<Engine>(gradients ? q : k, sizes.key_row, unit_rows, sizes.keys,
-                                         transposed);
         }
     }
 
@@ -113,18 +104,13 @@ struct KeyChunk : KeyRecord {
                          TokenRows<Input> from,
                          float* inverse,
                          bool made,
-                         bool keep_floats,
                          const KeyRows<Engine>& to) {
         from = whole_rows(from, count, problem.key_dim, reinterpret_cast<Input*>(copy), rows,
                           sizes.keys);
         if (!made) {
             inverse_norms(from, rows, sizes.keys, problem.use_qk_l2norm, inverse);
         }
-        if (keep_floats || Engine::kTiles || Engine::kPerUnit == 1) {
-            scale_rows<Engine, true>(from, inverse, rows, sizes.keys, to);
-        } else {
-            scale_rows<Engine, false>(from, inverse, rows, sizes.keys, to);
-        }
+        scale_rows<Engine>(from, inverse, rows, sizes.keys, to);
     }
 
     __attribute__((noinline)) void product(const ChunkSizes& sizes,

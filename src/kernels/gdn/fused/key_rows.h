@@ -20,6 +20,29 @@ struct KeyRecord {
     }
 };
 
+/// The lane sums of kLanes vectors, which are used up.
+HCP_INLINE Vec sums_of_lanes(Vec* v) {
+    VecUint columns[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+        columns[i] = std::bit_cast<VecUint>(v[i]);
+    }
+    transpose_lanes(columns);
+    Vec sums[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+        sums[i] = std::bit_cast<Vec>(columns[i]);
+    }
+#pragma GCC unroll 4
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < width; ++i) {
+            sums[i] += sums[i + width];
+        }
+    }
+    return sums[0];
+}
+
 /// 1 / |x| of each row, of which there are a multiple of kLanes, or 1.
 template <typename Input>
 HCP_STAGE void inverse_norms(
@@ -29,7 +52,7 @@ HCP_STAGE void inverse_norms(
             store(inverse + r, broadcast(1.0F));
             continue;
         }
-        VecUint sums[kLanes];
+        Vec sums[kLanes];
         for (int i = 0; i < kLanes; ++i) {
             Vec even = {}, odd = {};
             for (int c = 0; c < columns; c += 2 * kLanes) {
@@ -38,22 +61,15 @@ HCP_STAGE void inverse_norms(
                 even += x[0] * x[0];
                 odd += x[1] * x[1];
             }
-            sums[i] = std::bit_cast<VecUint>(even + odd);
+            sums[i] = even + odd;
         }
-        transpose_lanes(sums);
-        Vec total = broadcast(1e-6F);
-        for (const VecUint& sum : sums) {
-            total += std::bit_cast<Vec>(sum);
-        }
-        store(inverse + r, 1.0F / square_root(total));
+        store(inverse + r, 1.0F / square_root(sums_of_lanes(sums) + 1e-6F));
     }
 }
 
 /// Where normalised rows go.
 template <typename Engine>
 struct KeyRows {
-    float* x;  // fp32; for fp32 arithmetic also `elements`
-    int x_stride;
     typename Engine::Element* elements;
     int element_stride;
     std::uint32_t* units;  // right operand whose depth is the rows, or null
@@ -61,7 +77,7 @@ struct KeyRows {
 };
 
 /// Rows scaled by `factors`.
-template <typename Engine, bool KeepFloat, typename Input>
+template <typename Engine, typename Input>
 HCP_STAGE void scale_rows(
     TokenRows<Input> from, const float* factors, int rows, int columns, KeyRows<Engine> to) {
     for (int r = 0; r < rows; r += 2) {
@@ -73,15 +89,9 @@ HCP_STAGE void scale_rows(
             for (int n = 0; n < 2; ++n) {
                 first[n] *= first_factor;
                 second[n] *= second_factor;
-                if constexpr (KeepFloat) {
-                    store(to.x + r * to.x_stride + c + n * kLanes, first[n]);
-                    store(to.x + (r + 1) * to.x_stride + c + n * kLanes, second[n]);
-                }
             }
-            if constexpr (!KeepFloat || Engine::kPerUnit == 2) {
-                store_elements<Engine>(to.elements + r * to.element_stride + c, first);
-                store_elements<Engine>(to.elements + (r + 1) * to.element_stride + c, second);
-            }
+            store_elements<Engine>(to.elements + r * to.element_stride + c, first);
+            store_elements<Engine>(to.elements + (r + 1) * to.element_stride + c, second);
             if (to.units != nullptr) {
                 store_row_pair<Engine>(unit_of_row<Engine>(to.units, to.panel_stride, r, c), first,
                                        second);

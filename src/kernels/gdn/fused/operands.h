@@ -29,6 +29,11 @@ struct LeftOperand {
 struct RightOperand {
     const std::uint32_t* units;
     int panel_stride;
+
+    /// The panel of columns j and what follows.
+    [[nodiscard]] HCP_INLINE RightOperand panel_at(int j) const {
+        return {units + static_cast<std::int64_t>(j / kPanel) * panel_stride, panel_stride};
+    }
 };
 
 /// left right, of [rows, columns]. rows: a multiple of the engine's kRowMultiple; columns: of 32.

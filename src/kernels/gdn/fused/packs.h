@@ -75,67 +75,6 @@ HCP_STAGE void pack_columns_as_depth(const typename Engine::Element* x,
         });
 }
 
-/// Left operand x^T for x [depth, rows] fp32; its storage is rows * depth elements.
-template <typename Engine>
-HCP_STAGE void pack_transposed_left(
-    const float* x, int row_stride, int depth, int rows, std::uint32_t* to) {
-    constexpr int per_unit = Engine::kPerUnit;
-    if constexpr (Engine::kTiles) {  // rows as they lie, pairs along the depth
-        auto* elements = reinterpret_cast<typename Engine::Element*>(to);
-        transpose_units(
-            depth, rows,
-            [&](int d, int r) { return std::bit_cast<VecUint>(load(x + d * row_stride + r)); },
-            [&](int r, int d, VecUint v) {
-                store(elements + r * depth + d, std::bit_cast<Vec>(v));
-            });
-    } else {
-        for (int d = 0; d < depth; d += per_unit) {
-            const float* from = x + d * row_stride;
-            for (int r = 0; r < rows; r += kLanes) {
-                VecUint units;
-                if constexpr (per_unit == 1) {
-                    units = std::bit_cast<VecUint>(load(from + r));
-                } else {
-                    units = pair_units(load(from + r), load(from + row_stride + r));
-                }
-                store_units(to + d / per_unit * rows + r, units);
-            }
-        }
-    }
-}
-
-/// That operand for `rows` and a total depth of `depth` elements.
-template <typename Engine>
-HCP_INLINE LeftOperand transposed_left(const std::uint32_t* units, int depth, int rows) {
-    if constexpr (Engine::kTiles) {
-        const int row = depth / Engine::kPerUnit;
-        return {.units = units, .row_stride = row, .unit_stride = 1, .panel_stride = kPanel * row};
-    } else {
-        return {.units = units, .row_stride = 1, .unit_stride = rows, .panel_stride = kPanel};
-    }
-}
-
-/// The transpose of a right operand as a left operand [rows, depth]. Tiles need a copy.
-template <typename Engine>
-HCP_INLINE LeftOperand left_of_right(RightOperand from, int depth, int rows, std::uint32_t* copy) {
-    if constexpr (Engine::kTiles) {
-        const int units = depth / Engine::kPerUnit;
-        transpose_units(
-            units, rows,
-            [&](int u, int r) {
-                return load_units(from.units + (r / kPanel) * from.panel_stride + u * kPanel +
-                                  r % kPanel);
-            },
-            [&](int r, int u, VecUint v) { store_units(copy + r * units + u, v); });
-        return transposed_left<Engine>(copy, depth, rows);
-    } else {
-        return {.units = from.units,
-                .row_stride = 1,
-                .unit_stride = kPanel,
-                .panel_stride = from.panel_stride};
-    }
-}
-
 /// Rows of elements as a left operand.
 template <typename Engine>
 HCP_INLINE LeftOperand rows_left(const typename Engine::Element* x, int row_stride) {

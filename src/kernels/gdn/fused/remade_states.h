@@ -10,7 +10,7 @@ template <typename Engine, typename Input>
 struct RemadeStates : StateGradientWalk<Engine, Input> {
     State<Engine> states[kMostValueHeads];
     float* new_values_copy;  // [C, V]
-    ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks];
+    ChunkRecord<Engine> records[kMostValueHeads][kCheckpointChunks<Engine>];
 
     RemadeStates(const GdnProblemView& the_problem, const GdnTask& the_task, Workspace& space)
         : StateGradientWalk<Engine, Input>(the_problem, the_task, space),
@@ -31,9 +31,8 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
         }
         for (std::int64_t c = begin; c + 1 < end; ++c) {
             this->keys.ahead.finish();
-            if (c + 2 < end) {
-                look_ahead_at_writes(request, c + 1);
-            } else {
+            look_ahead_at_writes(request, c + 1);
+            if (c + 2 == end) {
                 look_ahead_at_step(request, end - 1);
             }
             this->fill_keys(c, KeyChunk<Engine>::Use::kWrites);
@@ -63,10 +62,10 @@ struct RemadeStates : StateGradientWalk<Engine, Input> {
                                           std::int64_t begin) const {
         return begin == 0 ? this->task.start
                           : request.checkpoints +
-                                (begin / kCheckpointChunks - 1) * request.checkpoint_stride;
+                                (begin / kCheckpointChunks<Engine> - 1) * request.checkpoint_stride;
     }
+    /// Beside what remaking states has read already.
     void look_ahead_at_step(const GdnBackwardTask& request, std::int64_t next) const {
-        look_ahead_at_writes(request, next);
         this->look_ahead_at_key_record(next);
         this->look_ahead_at_keys(this->problem.q, next);
         this->template look_ahead_at_values<Input>(request.d_o, next);

@@ -68,6 +68,16 @@ struct SimdEngine : Arithmetic {
         }
     }
 
+    /// The product to rows at `to`, or with Add that much more.
+    template <bool Add = false, typename Depth>
+    static HCP_INLINE void multiply_to(const Product& product, Depth depth, float* to, int row) {
+        multiply(product, depth, [=](int i, int j, Vec first, Vec second) {
+            float *at = to + i * row + j, *next = at + row;
+            store(at, Add ? load(at) + first : first);
+            store(next, Add ? load(next) + second : second);
+        });
+    }
+
   private:
     template <int Rows, int Vectors, typename Epilogue>
     static HCP_INLINE void block(

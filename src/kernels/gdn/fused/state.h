@@ -100,7 +100,9 @@ struct State {
             for (int j = 0; j < columns; j += kLanes) {
                 const Vec v = load(at(from, sizes, i, j));
                 float* row = to + static_cast<std::int64_t>(i) * row_stride + j;
-                if (columns - j >= kLanes) {
+                if (Engine::kTiles && columns - j >= kLanes) {
+                    stream(row, v);
+                } else if (columns - j >= kLanes) {
                     store(row, v);
                 } else {
                     store_part(row, v, columns - j);

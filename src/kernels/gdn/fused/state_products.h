@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/state.h"
+#include "kernels/simd/doubles.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -51,7 +52,7 @@ HCP_STAGE double state_product(ChunkSizes sizes,
                 }
             }
         }
-        total += __builtin_convertvector((sums[0] + sums[1]) + (sums[2] + sums[3]), VecDouble);
+        total += widened((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
     return sum_lanes(total);
 }

@@ -1,6 +1,7 @@
 // What a chunk writes to the state: H' = e^B H + (e^{B-b} K)^T D.
 #pragma once
 
+#include "kernels/gdn/fused/block_solve.h"
 #include "kernels/gdn/fused/head_chunk.h"
 #include "kernels/gdn/fused/state_products.h"
 
@@ -9,11 +10,12 @@ namespace hybridcp::HCP_ISA {
 template <typename Engine>
 struct ForwardScratch {
     using Element = typename Engine::Element;
-    float* values;          // [C, V] D
-    float* outputs;         // [C, V]
-    Element* read_rows;     // [C, C] P
-    std::uint32_t* depth;   // right operand, depth C: D
-    std::uint32_t* writes;  // right operand, depth C: e^{B-b} D
+    float* values;                    // [C, V] D
+    float* outputs;                   // [C, V]
+    Element* read_rows;               // [C, C] P
+    std::uint32_t* depth;             // right operand, depth C: D
+    std::uint32_t* writes;            // right operand, depth C: e^{B-b} D
+    std::uint32_t *factors, *solved;  // of the solve
 
     ForwardScratch(Workspace& space, ChunkSizes sizes) {
         values = space.take<float>(sizes.tokens * sizes.value_row);
@@ -21,6 +23,8 @@ struct ForwardScratch {
         read_rows = space.take<Element>(sizes.tokens * read_row(sizes));
         depth = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
         writes = space.take<std::uint32_t>(sizes.tokens * sizes.values / Engine::kPerUnit);
+        factors = space.take<std::uint32_t>(BlockSystem<Engine>::factor_units());
+        solved = space.take<std::uint32_t>(BlockSystem<Engine>::solved_units(sizes.values));
     }
 
     static int read_row(ChunkSizes sizes) { return sizes.tokens + 16 * Engine::kPerUnit; }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/gdn/fused/fused_kernels.h"
-#include "kernels/gdn/fused/packs.h"
+#include "kernels/gdn/fused/transposed_packs.h"
 
 namespace hybridcp::HCP_ISA {
 
@@ -72,8 +72,8 @@ HCP_INLINE void store_columns(Output* row, int c, int dim, Vec v) {
     }
 }
 
-/// Rows [count, dim] of the caller's that are written.
-template <typename Output>
+/// Rows [count, dim] of the caller's that are written; Streams: past the caches.
+template <typename Output, bool Streams = false>
 struct OutputRows {
     Output* data;
     std::int64_t stride;
@@ -82,7 +82,12 @@ struct OutputRows {
     /// A vector from column c on; what is behind the last row or column is left out.
     HCP_INLINE void put(int r, int c, Vec v) const {
         if (r < count) {
-            store_columns(data + r * stride, c, dim, v);
+            Output* row = data + r * stride;
+            if (Streams && c + kLanes <= dim) {
+                stream(row + c, v);
+            } else {
+                store_columns(row, c, dim, v);
+            }
         }
     }
 };

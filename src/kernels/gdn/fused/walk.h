@@ -8,17 +8,16 @@ namespace hybridcp::HCP_ISA {
 
 inline constexpr int kMostValueHeads = 64;  // of one key head
 
-/// Chunks from one checkpoint to the next: backward recomputes that many at a time.
-inline constexpr int kCheckpointChunks = 8;
+/// Chunks from one checkpoint to the next, which backward makes again at a time.
+template <typename Engine>
+inline constexpr int kCheckpointChunks = 256 / Engine::kChunk;
 
 /// The chunks of a task.
 struct ChunkRange {
     std::int64_t begin, end;  // tokens
     int chunk_tokens;
-
     ChunkRange(const GdnTask& task, int tokens)
         : begin(task.token_begin), end(task.token_end), chunk_tokens(tokens) {}
-
     [[nodiscard]] std::int64_t size() const {
         return (end - begin + chunk_tokens - 1) / chunk_tokens;
     }
@@ -100,6 +99,14 @@ struct Walk {
         }
     }
 
+    /// Rows of q or k; `copy` as in whole_rows.
+    [[nodiscard]] TokenRows<Input> key_rows(const GdnView& view,
+                                            std::int64_t chunk,
+                                            Input* copy) const {
+        return whole_rows<Input>(
+            {at_token<const Input>(view, chunks.token(chunk), task.key_head), view.token_stride},
+            keys.count, problem.key_dim, copy, keys.rows, sizes.keys);
+    }
     /// Rows of v (or another view of its shape) of value head i; `copy` as in whole_rows.
     template <typename T>
     [[nodiscard]] TokenRows<T> value_rows(const GdnView& view,
@@ -110,10 +117,10 @@ struct Walk {
         return whole_rows<T>({from + task.column_begin, view.token_stride}, keys.count, columns,
                              copy, keys.rows, sizes.values);
     }
-    template <typename T>
-    [[nodiscard]] OutputRows<T> output_rows(const GdnView& view,
-                                            std::int64_t chunk,
-                                            std::int64_t i) const {
+    template <typename T, bool Streams = false>
+    [[nodiscard]] OutputRows<T, Streams> output_rows(const GdnView& view,
+                                                     std::int64_t chunk,
+                                                     std::int64_t i) const {
         return {.data = at_token<T>(view, chunks.token(chunk), value_head(i)) + task.column_begin,
                 .stride = view.token_stride,
                 .count = keys.count,
