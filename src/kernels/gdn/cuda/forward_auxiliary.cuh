@@ -157,7 +157,7 @@ struct KeyWarpgroup {
         device::sync_warp();
     }
     HCP_DEVICE void hand_over(int i) {
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             device::mbarrier_arrive(
                 shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
             device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));

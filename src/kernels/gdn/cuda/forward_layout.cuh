@@ -209,7 +209,7 @@ struct ForwardShared {
     HCP_DEVICE bool owns(int i) const { return stage<2>(i) == rank; }
 };
 
-/// One lane's arrival at the same barrier of both blocks.
+/// A lane's arrival at the same barrier of both blocks.
 HCP_DEVICE void arrive_at_both(uint32_t barrier) {
     device::mbarrier_arrive_cluster(device::map_shared(barrier, 0));
     device::mbarrier_arrive_cluster(device::map_shared(barrier, 1));

@@ -162,13 +162,13 @@ struct QueryWarpgroup {
         }
     }
     HCP_DEVICE void release(int i) {
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
             device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
         }
     }
     HCP_DEVICE void arrive_full(int i) {
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             device::mbarrier_arrive(
                 shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
         }
@@ -190,7 +190,7 @@ struct QueryWarpgroup {
         device::barrier_sync(kNormsReady, 256);
         make_probabilities(decays, r);
         release(i);
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             arrive_at_both(shared.template barrier<Config::kQueryEmpty, Config::kQueries>(i));
         }
         device::barrier_sync(kInverseReady, 256);

@@ -25,18 +25,18 @@ class StateGradientAuxiliary {
     }
     /// To the chain here, and with a copy to that of the other block.
     HCP_DEVICE void hand_over(uint32_t full, uint32_t tile, uint32_t bytes) const {
-        if (device::thread_index() % 128 == 0) {
-            const uint32_t other = shared_.rank ^ 1;
+        const bool leads = device::thread_index() % 128 == 0;
+        if (leads || device::kEveryLaneArrives) {
             device::mbarrier_arrive(full);
+        }
+        if (leads) {
+            const uint32_t other = shared_.rank ^ 1;
             device::bulk_copy_cluster(device::map_shared(tile, other), tile, bytes,
                                       device::map_shared(full, other));
         }
     }
     HCP_DEVICE void release_gates(int32_t use) const {
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared_.gates.arrive_empty(use);
-        }
+        device::arrive_warp(shared_.gates.empty(use));
     }
 
     /// The address of this lane's row for stmatrix, piece `piece` of 16 bytes.
