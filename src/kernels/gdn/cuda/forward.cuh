@@ -43,6 +43,7 @@ HCP_DEVICE void init_forward_barriers(const ForwardShared<Config>& shared) {
     init(Config::kStagedFull, Config::kStaged, warps(4));
     init(Config::kStagedEmpty, Config::kStaged, 1);
     init(Config::kLanding, 3, 1);
+    init(Config::kBetween, Config::kBarriers - Config::kBetween, 256);
     device::fence_mbarrier_init();
 }
 

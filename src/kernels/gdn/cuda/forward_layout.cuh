@@ -114,7 +114,8 @@ struct ForwardConfig {
     static constexpr int kStagedFull = kGateEmpty + kGates;
     static constexpr int kStagedEmpty = kStagedFull + kStaged;
     static constexpr int kLanding = kStagedEmpty + kStaged;  // of short K, Q and V
-    static constexpr int kBarriers = kLanding + 3;
+    static constexpr int kBetween = kLanding + 3;            // arrive_between, for racecheck
+    static constexpr int kBarriers = kBetween + (device::kRacecheck && kOutput ? 3 : 0);
     static constexpr uint32_t kSharedBytes = (kBarriersAt + 8 * kBarriers + 15) / 16 * 16;
     static_assert(kSharedBytes <= 232448);
 };

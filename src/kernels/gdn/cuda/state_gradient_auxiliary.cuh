@@ -25,14 +25,16 @@ class StateGradientAuxiliary {
     }
     /// To the chain here, and with a copy to that of the other block.
     HCP_DEVICE void hand_over(uint32_t full, uint32_t tile, uint32_t bytes) const {
-        const bool leads = device::thread_index() % 128 == 0;
-        if (leads || device::kEveryLaneArrives) {
-            device::mbarrier_arrive(full);
-        }
-        if (leads) {
+        if (device::thread_index() % 128 == 0) {
             const uint32_t other = shared_.rank ^ 1;
+            if constexpr (!device::kRacecheck) {
+                device::mbarrier_arrive(full);
+            }
             device::bulk_copy_cluster(device::map_shared(tile, other), tile, bytes,
                                       device::map_shared(full, other));
+        }
+        if constexpr (device::kRacecheck) {  // after what the copy loads for it
+            device::mbarrier_arrive(full);
         }
     }
     HCP_DEVICE void release_gates(int32_t use) const {

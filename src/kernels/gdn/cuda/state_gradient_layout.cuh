@@ -172,7 +172,7 @@ struct StateGradientShared {
 template <int Stages>
 HCP_DEVICE void arrive_empty_at_both(const Ring<Stages>& ring, int32_t use) {
     const uint32_t lane = device::lane_index();
-    if constexpr (device::kEveryLaneArrives) {
+    if constexpr (device::kRacecheck) {
         ring.arrive_empty_at(use, 0);
         ring.arrive_empty_at(use, 1);
     } else if (lane < StateGradientLayout::kCluster) {
