@@ -221,12 +221,11 @@ struct ForwardProducer {
     }
     /// In the place of the state warps, which left E and, with outputs, H there.
     HCP_DEVICE void release_places(int i) {
-        const uint32_t values = shared.template barrier<Config::kValueEmpty, Config::kValues>(i);
-        const uint32_t keys = shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i);
         device::in_place_of_warps<4>([&] {
-            device::mbarrier_arrive(values);
+            device::mbarrier_arrive(
+                shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
             if constexpr (Config::kOutput) {
-                arrive_at_both(keys);
+                arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
             }
         });
     }
