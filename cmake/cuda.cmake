@@ -19,6 +19,10 @@ endif()
 # hcp_cuda_objects(RESULT OPERANDS a.cu ...) compiles each file for Hopper with -DHCP_OPERANDS=...; adds the objects to RESULT.
 function(hcp_cuda_objects result operands)
     set(_objects ${${result}})
+    set(_racecheck)
+    if(HCP_RACECHECK)
+        set(_racecheck -DHCP_RACECHECK)
+    endif()
     foreach(_source IN LISTS ARGN)
         set(_object "${CMAKE_CURRENT_BINARY_DIR}/${_source}.${operands}.o")
         get_filename_component(_folder "${_object}" DIRECTORY)
@@ -26,7 +30,7 @@ function(hcp_cuda_objects result operands)
         add_custom_command(OUTPUT "${_object}"
             COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} "${HCP_NVCC}" -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo
                 --generate-code=arch=compute_90a,code=sm_90a -Werror all-warnings -Xcompiler=-fPIC,-Wall
-                -DHCP_OPERANDS=${operands} -ccbin "${CMAKE_CXX_COMPILER}" -I "${PROJECT_SOURCE_DIR}/src" -isystem "${HCP_CUDA_INCLUDE}"
+                -DHCP_OPERANDS=${operands} ${_racecheck} -ccbin "${CMAKE_CXX_COMPILER}" -I "${PROJECT_SOURCE_DIR}/src" -isystem "${HCP_CUDA_INCLUDE}"
                 -MD -MF "${_object}.d" -c "${CMAKE_CURRENT_SOURCE_DIR}/${_source}" -o "${_object}"
             DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${_source}" DEPFILE "${_object}.d" VERBATIM
             COMMENT "Compiling ${_source} for sm_90a (${operands})")

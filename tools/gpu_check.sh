@@ -75,10 +75,26 @@ if wants kernels; then
     check "gdn on a gpu $suite" "$kDeviceTest" --gtest_filter="GdnOnGpu$suite.*"
   done
 fi
+# Racecheck cannot judge the kernels as they are: it gets a build of its own (docs/gdn-cuda.md, "Racecheck").
+build_for_racecheck() {
+  local nvcc=(nvcc -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo -I src -cudart static
+    --generate-code=arch=compute_90a,code=sm_90a -DHCP_RACECHECK) folder=$kBuild/racecheck pids=() i
+  mkdir -p "$folder"
+  for i in bf16 fp16; do
+    "${nvcc[@]}" -DHCP_OPERANDS=$i -c -o "$folder/$i.o" src/kernels/gdn/cuda/launch.cu &
+    pids+=($!)
+  done
+  for i in "${pids[@]}"; do wait "$i" || return 1; done
+  "${nvcc[@]}" -o "$folder/kernels" bench/gdn_cuda_kernels.cu "$folder"/{bf16,fp16}.o \
+    src/kernels/gdn/cuda/{host_tables,device_traits}.cpp
+}
 if wants sanitizer; then
-  for tool in memcheck racecheck; do
-    check "sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 1 "$kDeviceTest" \
-      --gtest_filter='GdnOnGpuExact.StridesPaddingAndStreams'
+  check "sanitizer memcheck" compute-sanitizer --tool memcheck --error-exitcode 1 "$kDeviceTest" \
+    --gtest_filter='GdnOnGpuExact.StridesPaddingAndStreams'
+  check "build for racecheck" build_for_racecheck
+  for type in bf16 fp16; do
+    check "sanitizer racecheck $type" compute-sanitizer --tool racecheck --error-exitcode 1 "$kBuild/racecheck/kernels" \
+      2 4 300 ls16 1 none $type
   done
 fi
 model=$kGolden/models/dense_tiny

@@ -24,4 +24,5 @@
 #include "simt/device.h"
 #endif
 
+#include "kernels/cuda/device/arrivals.cuh"
 #include "kernels/cuda/device/descriptor.cuh"

@@ -5,7 +5,7 @@
 
 #include <cuda.h>
 
-#include "kernels/cuda/device/types.cuh"
+#include "kernels/cuda/device/racecheck.cuh"
 
 namespace hybridcp::device {
 
@@ -22,6 +22,7 @@ HCP_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_
 }
 /// Copies shared memory of this block to that of another; `to` and `barrier` come from map_shared.
 HCP_DEVICE void bulk_copy_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+    touch_source(from, bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
         "[%3];" ::"r"(to),
@@ -29,6 +30,7 @@ HCP_DEVICE void bulk_copy_cluster(uint32_t to, uint32_t from, uint32_t bytes, ui
         : "memory");
 }
 HCP_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+    touch_source(from, bytes);
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                  "r"(bytes)
                  : "memory");
@@ -62,6 +64,8 @@ HCP_DEVICE void tensor_load_multicast(
 }
 /// Stores one box; elements outside the tensor are dropped.
 HCP_DEVICE void tensor_store(const TensorMap* map, uint32_t from, TensorPosition at) {
+    constexpr uint32_t kBoxBytes = 8192;  // of 64 x 64
+    touch_source(from, kBoxBytes);
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
         "r"(from), "r"(at.x), "r"(at.y), "r"(at.z)

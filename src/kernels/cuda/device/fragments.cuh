@@ -4,17 +4,19 @@
 // A lane of group g = lane / 4 and pair q = lane % 4 holds elements (g, 2q) and (g, 2q + 1) of a
 // matrix in one register. All 32 lanes call.
 
-#include "kernels/cuda/device/types.cuh"
+#include "kernels/cuda/device/racecheck.cuh"
 
 namespace hybridcp::device {
 
 /// Loads Count (1, 2 or 4) matrices; lane 8 i + r gives the address of row r of matrix i. The
 /// transposed form gives a lane elements (2q, g) and (2q + 1, g).
-#define HCP_LOAD_MATRIX(name, form)                                                              \
+#define HCP_LOAD_MATRIX(name, form, transposed)                                                  \
     template <int Count>                                                                         \
     HCP_DEVICE void name(uint32_t(&to)[Count], uint32_t row_address) {                           \
         static_assert(Count == 1 || Count == 2 || Count == 4);                                   \
-        if constexpr (Count == 1) {                                                              \
+        if constexpr (kRacecheck) {                                                              \
+            load_by_elements<transposed>(to, row_address);                                       \
+        } else if constexpr (Count == 1) {                                                       \
             asm volatile("ldmatrix.sync.aligned.m8n8.x1" form ".shared.b16 {%0}, [%1];"          \
                          : "=r"(to[0])                                                           \
                          : "r"(row_address)                                                      \
@@ -31,16 +33,18 @@ namespace hybridcp::device {
                          : "memory");                                                            \
         }                                                                                        \
     }
-HCP_LOAD_MATRIX(load_matrix, "")
-HCP_LOAD_MATRIX(load_matrix_transposed, ".trans")
+HCP_LOAD_MATRIX(load_matrix, "", false)
+HCP_LOAD_MATRIX(load_matrix_transposed, ".trans", true)
 #undef HCP_LOAD_MATRIX
 
 /// The reverse of the loads.
-#define HCP_STORE_MATRIX(name, form)                                            \
+#define HCP_STORE_MATRIX(name, form, transposed)                                \
     template <int Count>                                                        \
     HCP_DEVICE void name(uint32_t row_address, const uint32_t(&from)[Count]) {  \
         static_assert(Count == 1 || Count == 2 || Count == 4);                  \
-        if constexpr (Count == 1) {                                             \
+        if constexpr (kRacecheck) {                                             \
+            store_by_elements<transposed>(row_address, from);                   \
+        } else if constexpr (Count == 1) {                                      \
             asm volatile("stmatrix.sync.aligned.m8n8.x1" form                   \
                          ".shared.b16 [%0], {%1};" ::"r"(row_address),          \
                          "r"(from[0])                                           \
@@ -57,8 +61,8 @@ HCP_LOAD_MATRIX(load_matrix_transposed, ".trans")
                          : "memory");                                           \
         }                                                                       \
     }
-HCP_STORE_MATRIX(store_matrix, "")
-HCP_STORE_MATRIX(store_matrix_transposed, ".trans")
+HCP_STORE_MATRIX(store_matrix, "", false)
+HCP_STORE_MATRIX(store_matrix_transposed, ".trans", true)
 #undef HCP_STORE_MATRIX
 
 /// The transposed 8x8 matrix, in registers.

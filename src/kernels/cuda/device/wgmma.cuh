@@ -6,7 +6,7 @@
 // before the first, a commit after the last, and until the wait neither d nor A's registers may be
 // touched, nor the operands in shared memory be overwritten.
 
-#include "kernels/cuda/device/types.cuh"
+#include "kernels/cuda/device/racecheck.cuh"
 
 namespace hybridcp::device {
 
@@ -57,6 +57,7 @@ HCP_DEVICE void keep_registers(uint32_t (&registers)[Count]) {
     template <Major MajorB> \
     HCP_DEVICE void wgmma_registers##suffix(float (&d)[half], const uint32_t (&a)[4], uint64_t b_tile, \
                                     bool add) { \
+        touch_operand<MajorB, 2 * half>(b_tile); \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" accumulate ", 0;\n" \
                      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" HCP_LIST##half \
                      "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, %" b ", p, 1, 1, %" major ";\n}" \
@@ -66,6 +67,8 @@ HCP_DEVICE void keep_registers(uint32_t (&registers)[Count]) {
     } \
     template <Major MajorA, Major MajorB> \
     HCP_DEVICE void wgmma_shared##suffix(float (&d)[half], uint64_t a_tile, uint64_t b_tile, bool add) { \
+        touch_operand<MajorA, 64>(a_tile); \
+        touch_operand<MajorB, 2 * half>(b_tile); \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" a2 ", 0;\n" \
                      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" HCP_LIST##half \
                      "}, %" a0 ", %" a1 ", p, 1, 1, %" a3 ", %" b ";\n}" \

@@ -24,23 +24,26 @@ HCP_DEVICE void init_forward_barriers(const ForwardShared<Config>& shared) {
     };
     constexpr uint32_t kStateWarps = 4;
     constexpr uint32_t kAuxiliaryWarps = Config::kOutput ? 8 : 4;  // that work on a chunk
-    init(Config::kKeyFull, Config::kKeys, 1);
-    init(Config::kKeyEmpty, Config::kKeys, 2 * kStateWarps + kAuxiliaryWarps);
-    init(Config::kQueryFull, Config::kQueries, 1);
-    init(Config::kQueryEmpty, Config::kQueries, 2 * kStateWarps + 4);
-    init(Config::kValueFull, Config::kValues, 1);
-    init(Config::kValueEmpty, Config::kValues, kStateWarps);
-    init(Config::kUpdateEmpty, Config::kUpdatesFree, 2 * kStateWarps);
-    init(Config::kGateFull, Config::kGates, 1);
+    const auto warps = [](uint32_t count) { return device::warp_arrivals(count); };
+    init(Config::kKeyFull, Config::kKeys, warps(1));
+    init(Config::kKeyEmpty, Config::kKeys, warps(2 * kStateWarps + kAuxiliaryWarps));
+    init(Config::kQueryFull, Config::kQueries, warps(1));
+    init(Config::kQueryEmpty, Config::kQueries, warps(2 * kStateWarps + 4));
+    init(Config::kValueFull, Config::kValues, warps(1));
+    init(Config::kValueEmpty, Config::kValues, warps(kStateWarps));
+    init(Config::kUpdateEmpty, Config::kUpdatesFree, warps(2 * kStateWarps));
+    init(Config::kGateFull, Config::kGates, warps(1));
     for (int i = 0; i < Config::kUpdates; ++i) {
-        init(Config::kUpdateFull + i, 1, shared.owns(i) ? kAuxiliaryWarps : 1);
+        init(Config::kUpdateFull + i, 1, shared.owns(i) ? warps(kAuxiliaryWarps) : 1);
     }
     for (int i = 0; i < Config::kGates; ++i) {
-        init(Config::kGateEmpty + i, 1, kStateWarps + (shared.owns(i) ? kAuxiliaryWarps : 0));
+        init(Config::kGateEmpty + i, 1,
+             warps(kStateWarps + (shared.owns(i) ? kAuxiliaryWarps : 0)));
     }
-    init(Config::kStagedFull, Config::kStaged, 4);
+    init(Config::kStagedFull, Config::kStaged, warps(4));
     init(Config::kStagedEmpty, Config::kStaged, 1);
     init(Config::kLanding, 3, 1);
+    init(Config::kBetween, Config::kBarriers - Config::kBetween, 256);
     device::fence_mbarrier_init();
 }
 

@@ -157,9 +157,11 @@ struct KeyWarpgroup {
         device::sync_warp();
     }
     HCP_DEVICE void hand_over(int i) {
-        if (at.lane == 0) {
-            device::mbarrier_arrive(
-                shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
+        const uint32_t full = shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i);
+        if (device::arrives_for_warp()) {
+            if constexpr (!device::kRacecheck) {
+                device::mbarrier_arrive(full);
+            }
             device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
             arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
         }
@@ -169,6 +171,9 @@ struct KeyWarpgroup {
             if (kSaves && i >= walk.catch_up()) {
                 save_inverse(i);
             }
+        }
+        if constexpr (device::kRacecheck) {  // after what the copy loads for it
+            device::mbarrier_arrive(full);
         }
     }
 
@@ -180,12 +185,12 @@ struct KeyWarpgroup {
         device::bulk_commit();
     }
     /// The chunk's T may be written: that before it has left, and the second warpgroup has read it.
-    HCP_DEVICE void wait_inverse_free() {
+    HCP_DEVICE void wait_inverse_free(int i) {
         if (kSaves && device::thread_index() % 128 == 0) {
             device::bulk_wait_read<0>();
         }
         if (inverse_lent) {
-            device::barrier_sync(kInverseRead, 256);
+            wait_between(shared, kInverseRead, own_use(walk, i) - 1);
         }
         if constexpr (Config::kRemake) {
             sync();
@@ -202,11 +207,11 @@ struct KeyWarpgroup {
         load_rows(shared.gates(i));
         device::wgmma_wait<0>();
         device::keep_registers(kk);
-        wait_inverse_free();
+        wait_inverse_free(i);
         inverse_lent = is_read;
         const uint32_t corner = write_diagonal(decays);
         if (is_read) {
-            device::barrier_arrive(kNormsReady, 256);
+            arrive_between(shared, kNormsReady);
         }
         invert_diagonal(tiles, at.warp, corner);
         sync();  // the norms
@@ -214,7 +219,7 @@ struct KeyWarpgroup {
         sync();
         finish_column(tiles, at.warp, shared.norms(index) + 256, a);
         if (is_read) {
-            device::barrier_arrive(kInverseReady, 256);
+            arrive_between(shared, kInverseReady);
         }
     }
 
@@ -239,11 +244,12 @@ struct KeyWarpgroup {
     }
     HCP_DEVICE void run() {
         constexpr int kTurns = 2 * Config::kKeyWarpgroups;
-        for (int i = static_cast<int>(shared.rank + 2 * index); i < walk.count(); i += kTurns) {
+        auto i = static_cast<int>(shared.rank + 2 * index);
+        for (; i < walk.count(); i += kTurns) {
             step(i);
         }
         if (inverse_lent) {
-            device::barrier_sync(kInverseRead, 256);
+            wait_between(shared, kInverseRead, own_use(walk, i) - 1);
         }
         if (kSaves && device::thread_index() % 128 == 0) {
             device::bulk_wait<0>();

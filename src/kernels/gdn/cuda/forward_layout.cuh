@@ -114,7 +114,8 @@ struct ForwardConfig {
     static constexpr int kStagedFull = kGateEmpty + kGates;
     static constexpr int kStagedEmpty = kStagedFull + kStaged;
     static constexpr int kLanding = kStagedEmpty + kStaged;  // of short K, Q and V
-    static constexpr int kBarriers = kLanding + 3;
+    static constexpr int kBetween = kLanding + 3;            // arrive_between, for racecheck
+    static constexpr int kBarriers = kBetween + (device::kRacecheck && kOutput ? 3 : 0);
     static constexpr uint32_t kSharedBytes = (kBarriersAt + 8 * kBarriers + 15) / 16 * 16;
     static_assert(kSharedBytes <= 232448);
 };
@@ -209,7 +210,7 @@ struct ForwardShared {
     HCP_DEVICE bool owns(int i) const { return stage<2>(i) == rank; }
 };
 
-/// One lane's arrival at the same barrier of both blocks.
+/// A lane's arrival at the same barrier of both blocks.
 HCP_DEVICE void arrive_at_both(uint32_t barrier) {
     device::mbarrier_arrive_cluster(device::map_shared(barrier, 0));
     device::mbarrier_arrive_cluster(device::map_shared(barrier, 1));

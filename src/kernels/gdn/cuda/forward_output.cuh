@@ -162,13 +162,13 @@ struct QueryWarpgroup {
         }
     }
     HCP_DEVICE void release(int i) {
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
             device::mbarrier_arrive(shared.template barrier<Config::kGateEmpty, Config::kGates>(i));
         }
     }
     HCP_DEVICE void arrive_full(int i) {
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             device::mbarrier_arrive(
                 shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i));
         }
@@ -187,16 +187,16 @@ struct QueryWarpgroup {
         make_output_factors(r, output_factor, i);
         device::wgmma_wait<0>();
         device::keep_registers(qk);
-        device::barrier_sync(kNormsReady, 256);
+        wait_between(shared, kNormsReady, own_use(walk, i));
         make_probabilities(decays, r);
         release(i);
-        if (at.lane == 0) {
+        if (device::arrives_for_warp()) {
             arrive_at_both(shared.template barrier<Config::kQueryEmpty, Config::kQueries>(i));
         }
-        device::barrier_sync(kInverseReady, 256);
+        wait_between(shared, kInverseReady, own_use(walk, i));
         float y[8][4];
         multiply(y);
-        device::barrier_arrive(kInverseRead, 256);
+        arrive_between(shared, kInverseRead);
         wait_stage(i);
         write_y(y, output_factor, i);
         arrive_full(i);

@@ -37,9 +37,11 @@ HCP_DEVICE void fill_tile(
     if (is_short) {  // the last chunk of the walk
         device::mbarrier_wait(landing, 0);
         zero_rows(tile, panels, rows);
-        if (leader) {
+        if (device::arrives_for_warp()) {
             device::mbarrier_arrive(full);
         }
+    } else {
+        device::arrive_beside_copy(full);
     }
     device::sync_warp();
 }
@@ -90,7 +92,7 @@ struct ForwardProducer {
             if (i < Config::kValues) {
                 zero_rows(shared.values(i), 1, 0);
             }
-            if (device::lane_index() == 0) {
+            if (device::arrives_for_warp()) {
                 device::mbarrier_arrive(full);
             }
             return;
@@ -143,11 +145,7 @@ struct ForwardProducer {
             }
             shared.template wait_empty<Config::kGateEmpty, Config::kGates>(i);
             write_gates(shared.gates(i), gates, decay);
-            device::sync_warp();
-            if (device::lane_index() == 0) {
-                device::mbarrier_arrive(
-                    shared.template barrier<Config::kGateFull, Config::kGates>(i));
-            }
+            device::arrive_warp(shared.template barrier<Config::kGateFull, Config::kGates>(i));
         }
     }
 
@@ -223,13 +221,13 @@ struct ForwardProducer {
     }
     /// In the place of the state warps, which left E and, with outputs, H there.
     HCP_DEVICE void release_places(int i) {
-        if (device::lane_index() < 4) {
+        device::in_place_of_warps<4>([&] {
             device::mbarrier_arrive(
                 shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
             if constexpr (Config::kOutput) {
                 arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
             }
-        }
+        });
     }
 
     /// The last chunk's: what follows it belongs to the next segment.

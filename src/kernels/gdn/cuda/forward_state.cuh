@@ -90,7 +90,7 @@ struct StateWarpgroup {
         arrive(shared.template barrier<Config::kValueEmpty, Config::kValues>(i));
     }
     HCP_DEVICE void arrive(uint32_t barrier) {
-        if (lane == 0) {
+        if (device::arrives_for_warp(lane)) {
             device::mbarrier_arrive(barrier);
         }
     }
@@ -166,14 +166,14 @@ struct StateWarpgroup {
         }
     }
     HCP_DEVICE void release_update(int i) {
-        if (lane == 0) {
+        if (device::arrives_for_warp(lane)) {
             const uint32_t free =
                 shared.template barrier<Config::kUpdateEmpty, Config::kUpdatesFree>(i);
             device::mbarrier_arrive_cluster(device::map_shared(free, i & 1));
         }
     }
     HCP_DEVICE void release_keys(int i) {
-        if (lane == 0) {
+        if (device::arrives_for_warp(lane)) {
             arrive_at_both(shared.template barrier<Config::kKeyEmpty, Config::kKeys>(i));
         }
     }
@@ -309,7 +309,7 @@ struct StateWarpgroup {
         }
     }
     HCP_DEVICE void release_queries(int i) {
-        if (lane == 0) {
+        if (device::arrives_for_warp(lane)) {
             arrive_at_both(shared.template barrier<Config::kQueryEmpty, Config::kQueries>(i));
         }
     }

@@ -16,6 +16,33 @@ constexpr uint32_t kInverseReady = 4;  // from the first to the second
 constexpr uint32_t kInverseRead = 5;   // and back
 constexpr uint32_t kNormsReady = 6;    // from the first to the second
 
+/// kInverseReady to kNormsReady: one warpgroup arrives, the other waits. racecheck loses the order
+/// of such barriers: for it they are mbarriers.
+template <class Config>
+HCP_DEVICE void arrive_between(const ForwardShared<Config>& shared, uint32_t id) {
+    if constexpr (device::kRacecheck) {
+        device::mbarrier_arrive(
+            shared.barrier(Config::kBetween + static_cast<int>(id - kInverseReady)));
+    } else {
+        device::barrier_arrive(id, 256);
+    }
+}
+/// `use` counts the chunks for which it has been used.
+template <class Config>
+HCP_DEVICE void wait_between(const ForwardShared<Config>& shared, uint32_t id, int use) {
+    if constexpr (device::kRacecheck) {
+        arrive_between(shared, id);
+        device::mbarrier_wait(
+            shared.barrier(Config::kBetween + static_cast<int>(id - kInverseReady)), use & 1);
+    } else {
+        device::barrier_sync(id, 256);
+    }
+}
+/// The number of chunk `i` among those with outputs that this block owns.
+HCP_DEVICE int own_use(const Walk& walk, int i) {
+    return (i - walk.catch_up()) >> 1;
+}
+
 /// d = A B^T for two tiles of tokens x K.
 HCP_DEVICE void issue_tokens(float (&d)[32], uint32_t a_tile, uint32_t b_tile) {
     using device::Major;

@@ -25,29 +25,30 @@ namespace gradients {
 
 HCP_DEVICE void init_barriers(const Block& block) {
     constexpr uint32_t kWarps = kWorkingThreads / 32;
+    const auto warps = [](uint32_t count) { return device::warp_arrivals(count); };
     const auto init = [&block](uint32_t barrier, uint32_t arrivals) {
         device::mbarrier_init(block.barrier(barrier), arrivals);
     };
     for (uint32_t tile = 0; tile < kTiles; ++tile) {
-        init(kFull + tile, 1);
-        init(kEmpty + tile, tile_readers(tile));
+        init(kFull + tile, tile < kOutputGradients ? 1 : warps(1));  // the others may be cleared
+        init(kEmpty + tile, warps(tile_readers(tile)));
     }
     init(kLanded, 1);
     for (uint32_t slot = 0; slot < 2; ++slot) {
-        init(kGatesFull + slot, 1);
-        init(kGatesEmpty + slot, kWarps + 1);
+        init(kGatesFull + slot, warps(1));
+        init(kGatesEmpty + slot, warps(kWarps + 1));
     }
-    init(kValueGradientsReady, 4);
-    init(kSolvedReady, 4);
-    init(kSolvedEmpty, kWarps);
-    init(kAdjointReady, 4);
-    init(kAdjointEmpty, 8);
-    init(kReadPairsReady, 4);
-    init(kReadPairsEmpty, 4);
-    init(kErasePairsReady, 4);
-    init(kErasePairsEmpty, 4);
-    init(kSumsFull, kWarps);
-    init(kSumsEmpty, 1);
+    init(kValueGradientsReady, warps(4));
+    init(kSolvedReady, warps(4));
+    init(kSolvedEmpty, warps(kWarps));
+    init(kAdjointReady, warps(4));
+    init(kAdjointEmpty, warps(8));
+    init(kReadPairsReady, warps(4));
+    init(kReadPairsEmpty, warps(4));
+    init(kErasePairsReady, warps(4));
+    init(kErasePairsEmpty, warps(4));
+    init(kSumsFull, warps(kWarps));
+    init(kSumsEmpty, warps(1));
     device::fence_mbarrier_init();
 }
 

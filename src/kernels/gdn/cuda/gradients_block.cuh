@@ -84,10 +84,7 @@ HCP_DEVICE void wait_free(const Block& block, const Turn& turn, Barrier barrier)
 
 /// Counts this warp in at a barrier, after all its lanes.
 HCP_DEVICE void arrive_warp(const Block& block, uint32_t barrier) {
-    device::sync_warp();
-    if (device::lane_index() == 0) {
-        device::mbarrier_arrive(block.barrier(barrier));
-    }
+    device::arrive_warp(block.barrier(barrier));
 }
 /// The same for what wgmma will read.
 HCP_DEVICE void publish_warp(const Block& block, uint32_t barrier) {

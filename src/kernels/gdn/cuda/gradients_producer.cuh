@@ -131,7 +131,7 @@ HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
             if (is_short) {
                 clear_beyond(block, item, turn, short_turns++);
             }
-            if (device::lane_index() == 0) {
+            if (device::arrives_for_warp()) {
                 if (is_short && member == 0) {
                     device::mbarrier_arrive(block.full(kKeys));
                     device::mbarrier_arrive(block.full(kQueries));
@@ -139,6 +139,13 @@ HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
                 if (is_short || !p.has_d_o) {
                     device::mbarrier_arrive(block.full(kOutputGradients));
                 }
+            }
+            if (!is_short && member == 0) {
+                device::arrive_beside_copy(block.full(kKeys));
+                device::arrive_beside_copy(block.full(kQueries));
+            }
+            if (!is_short && p.has_d_o) {
+                device::arrive_beside_copy(block.full(kOutputGradients));
             }
         }
     }

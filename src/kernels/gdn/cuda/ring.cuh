@@ -41,7 +41,6 @@ struct Ring {
     HCP_DEVICE void wait_empty_sleeping(int32_t use) const {
         device::mbarrier_wait_sleeping(empty(use), parity(use) ^ 1, kSleepNs);
     }
-    HCP_DEVICE void arrive_full(int32_t use) const { device::mbarrier_arrive(full(use)); }
     HCP_DEVICE void arrive_empty(int32_t use) const { device::mbarrier_arrive(empty(use)); }
 
     /// At block `rank` of the cluster.

@@ -86,7 +86,7 @@ class StateGradientChain {
 
     /// By all warps, at the block that made them.
     HCP_DEVICE static void release_products(const Ring<Layout::kProductStages>& ring, int32_t use) {
-        if (device::lane_index() == 0) {
+        if (device::arrives_for_warp()) {
             ring.arrive_empty_at(use, owner(use));
         }
     }
@@ -132,10 +132,7 @@ class StateGradientChain {
             issue_new_values(read, outputs, item, use);
             hand_over_state(packed, values, item, use);
         }
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared_.gates.arrive_empty(use);
-        }
+        device::arrive_warp(shared_.gates.empty(use));
         device::wgmma_wait<kKept ? 1 : 0>();
         device::keep_registers(state);
         keep(left);
@@ -149,7 +146,7 @@ class StateGradientChain {
             finish_new_values(values, read, outputs, item, use);
         } else {
             keep(outputs);
-            if (device::lane_index() == 0) {
+            if (device::arrives_for_warp()) {
                 shared_.gradients.arrive_empty(use);
             }
         }
@@ -239,10 +236,7 @@ class StateGradientChain {
     /// fence takes as long as the products that run meanwhile.
     HCP_DEVICE void publish(int32_t kept) const {
         device::fence_proxy_async();
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared_.results.arrive_full(kept);
-        }
+        device::arrive_warp(shared_.results.full(kept));
     }
 
     [[nodiscard]] HCP_DEVICE static uint32_t owner(int32_t use) {

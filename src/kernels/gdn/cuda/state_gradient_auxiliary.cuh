@@ -27,16 +27,18 @@ class StateGradientAuxiliary {
     HCP_DEVICE void hand_over(uint32_t full, uint32_t tile, uint32_t bytes) const {
         if (device::thread_index() % 128 == 0) {
             const uint32_t other = shared_.rank ^ 1;
-            device::mbarrier_arrive(full);
+            if constexpr (!device::kRacecheck) {
+                device::mbarrier_arrive(full);
+            }
             device::bulk_copy_cluster(device::map_shared(tile, other), tile, bytes,
                                       device::map_shared(full, other));
         }
+        if constexpr (device::kRacecheck) {  // after what the copy loads for it
+            device::mbarrier_arrive(full);
+        }
     }
     HCP_DEVICE void release_gates(int32_t use) const {
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared_.gates.arrive_empty(use);
-        }
+        device::arrive_warp(shared_.gates.empty(use));
     }
 
     /// The address of this lane's row for stmatrix, piece `piece` of 16 bytes.

@@ -104,20 +104,23 @@ struct StateGradientShared {
         keys_ready = at + 32;
     }
     HCP_DEVICE void init() const {
-        constexpr uint32_t kWarps = 4;  // of a role
-        keys_ring.init(1, 4 * kWarps);  // both chains and the auxiliary groups of one block
-        queries_ring.init(1, kWarps);
-        gradients.init(1, kWarps);
-        results.init(kWarps, 1);
+        constexpr uint32_t kWarp = device::warp_arrivals(1), kRole = 4 * kWarp;
+        keys_ring.init(kWarp, 4 * kRole);  // both chains and the auxiliary groups of one block
+        queries_ring.init(kWarp, kRole);
+        gradients.init(kWarp, kRole);
+        results.init(kRole, 1);
         for (const auto& ring : {scores_ring, writes_ring, updates_ring}) {
-            ring.init(1, 2 * kWarps);
+            for (int32_t use = 0; use < Layout::kProductStages; ++use) {
+                device::mbarrier_init(ring.full(use), owns(use) ? device::kWarpgroupArrivals : 1);
+                device::mbarrier_init(ring.empty(use), 2 * kRole);
+            }
         }
         for (int32_t use = 0; use < Layout::kGateStages; ++use) {
-            device::mbarrier_init(gates.full(use), 1);
-            device::mbarrier_init(gates.empty(use), (owns(use) ? 3 : kFp16 ? 2 : 1) * kWarps);
+            device::mbarrier_init(gates.full(use), kWarp);
+            device::mbarrier_init(gates.empty(use), (owns(use) ? 3 : kFp16 ? 2 : 1) * kRole);
         }
         for (uint32_t stage = 0; stage < Layout::kKeyStages; ++stage) {
-            device::mbarrier_init(keys_ready + 8 * stage, kWarps);
+            device::mbarrier_init(keys_ready + 8 * stage, kRole);
         }
         for (const uint32_t barrier :
              {inverse_full, key_landing, query_landing, gradient_landing}) {
@@ -165,11 +168,14 @@ struct StateGradientShared {
     }
 };
 
-/// One lane of the warp each: at a stage of both blocks.
+/// A warp at a stage of both blocks: one lane each.
 template <int Stages>
 HCP_DEVICE void arrive_empty_at_both(const Ring<Stages>& ring, int32_t use) {
     const uint32_t lane = device::lane_index();
-    if (lane < StateGradientLayout::kCluster) {
+    if constexpr (device::kRacecheck) {
+        ring.arrive_empty_at(use, 0);
+        ring.arrive_empty_at(use, 1);
+    } else if (lane < StateGradientLayout::kCluster) {
         ring.arrive_empty_at(use, lane);
     }
 }

@@ -26,10 +26,9 @@ HCP_DEVICE void bring_tile(
             clear_rows(tile + kPanelBytes * panel, rows);
         }
         device::fence_proxy_async();
-        device::sync_warp();
-        if (leads) {
-            device::mbarrier_arrive(full);
-        }
+        device::arrive_warp(full);
+    } else {
+        device::arrive_beside_copy(full);
     }
     device::sync_warp();
 }
@@ -173,15 +172,12 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
         const ChunkGates gates = scan_gates(raw.gates);
         shared.gates.wait_empty_sleeping(use);
         write_factors(shared, use, gates, p.shape.scale, raw.q_norm, raw.k_norm);
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared.gates.arrive_full(use);
-        }
+        device::arrive_warp(shared.gates.full(use));
     }
 }
 
-/// dH' of each kept chunk, and Z of the one before it, to global memory. Lanes 0 to 3 hand Z's
-/// place back for the four warps of the chain.
+/// dH' of each kept chunk, and Z of the one before it, to global memory. Hands Z's place back for
+/// the four warps of the chain.
 HCP_DEVICE void store_results(const StateGradientParams& p,
                               const StateGradientShared& shared,
                               const StateGradientItem& item) {
@@ -208,8 +204,8 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
         if (lane == 0) {
             shared.results.arrive_empty(kept);
         }
-        if (lane < 4 && kept > 0) {
-            shared.gradients.arrive_empty(use - 1);
+        if (kept > 0) {
+            device::in_place_of_warps<4>([&] { shared.gradients.arrive_empty(use - 1); });
         }
     }
     device::bulk_wait<0>();

@@ -144,10 +144,7 @@ class StateGradientUpdates : StateGradientAuxiliary {
     }
     HCP_DEVICE void release_queries(int32_t use) const {
         device::fence_proxy_async();  // else the next Q can overtake the loads
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            shared_.queries_ring.arrive_empty(StateGradientShared::query_use(use));
-        }
+        device::arrive_warp(shared_.queries_ring.empty(StateGradientShared::query_use(use)));
     }
 
     /// While the products run.

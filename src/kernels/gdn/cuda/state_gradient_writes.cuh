@@ -56,10 +56,7 @@ class StateGradientWrites : StateGradientAuxiliary {
             device::store_shared(at, to_f16(device::load_shared<device::Word4>(at), powers[i & 3]));
         }
         device::fence_proxy_async();
-        device::sync_warp();
-        if (device::lane_index() == 0) {
-            device::mbarrier_arrive(shared_.key_ready(use));
-        }
+        device::arrive_warp(shared_.key_ready(use));
     }
 
     /// Of a chunk of which this block makes no products.
