@@ -53,7 +53,7 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
         int launches;
     };
     for (const auto& [limits, of_backward] :
-         {Parts{{.kept_image_bytes = 1}, 2 * 2},  // of what is kept; two key heads at once
+         {Parts{{.kept_image_bytes = 1}, 3 * 2},  // of what is kept; one key head at once
           Parts{{.image_bytes = 1, .kept_bytes = 0}, 3 * 3},
           Parts{{.image_bytes = 2 * 2 * 3 * 103424, .kept_bytes = 0}, 2 * 3}}) {
         launches = emulated_launches();

@@ -54,7 +54,7 @@ struct CudaLimits {
     /// this, or one key head.
     std::int64_t image_bytes = std::int64_t{1} << 30;
     /// Forward keeps what backward needs of it up to this much; then backward's kernels leave for
-    /// each other half as much again, or kept_image_bytes.
+    /// each other two fifths as much, or kept_image_bytes.
     std::int64_t kept_bytes = std::int64_t{4} << 30;
     std::int64_t kept_image_bytes = std::int64_t{384} << 20;
     /// A segment of so many chunks of 64 tokens is two parts for summaries: in parts a head that

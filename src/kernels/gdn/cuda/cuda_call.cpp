@@ -283,7 +283,7 @@ class CudaCall final : public GdnCall {
         keeps_ = problem_.keep_intermediates && kept <= limits.kept_bytes;
         const std::int64_t bytes = tiles * kBackwardBytes + (keeps_ ? 0 : kept);
         const std::int64_t most =
-            keeps_ ? std::max(kept / 2, limits.kept_image_bytes) : limits.image_bytes;
+            keeps_ ? std::max(kept / 5 * 2, limits.kept_image_bytes) : limits.image_bytes;
         return (bytes + most - 1) / most;
     }
 
