@@ -51,6 +51,7 @@ struct MemoryPlanInput {
     Checkpointing checkpointing = Checkpointing::kNone;
     std::int64_t element_bytes = 4;  // of the compute dtype
     bool fused_gdn = false;          // else eager
+    std::int64_t fused_chunk = 32;   // tokens of a chunk there
     std::int64_t gdn_chunk = 64;     // of eager
     bool on_cuda = false;
 };

@@ -12,8 +12,6 @@ namespace {
 constexpr MemoryClass kClass = MemoryClass::kLinearAttention;
 // Of the fused backend.
 constexpr std::int64_t kCheckpointTokens = 256;
-constexpr std::int64_t kFusedChunk = 32;
-constexpr std::int64_t kKeyRecord = 2 * kFusedChunk + 2;  // K K^T, Q K^T, two norms of a token
 
 class LinearHalf final : public Half {
   public:
@@ -171,8 +169,9 @@ class LinearHalf final : public Half {
         }
         if (in_.fused_gdn) {
             const std::int64_t new_values = kWide * gdn_tokens() * gdn_value_heads() * m_.value_dim;
-            const std::int64_t records =
-                kWide * rows_in_chunks(kFusedChunk) * gdn_key_heads() * kKeyRecord;
+            // K K^T, Q K^T and two norms of a token.
+            const std::int64_t records = kWide * rows_in_chunks(in_.fused_chunk) * gdn_key_heads() *
+                                         (2 * in_.fused_chunk + 2);
             states_ = book_.take(kClass,
                                  checkpoints() * state_bytes(m_.value_dim) + new_values + records);
         } else {

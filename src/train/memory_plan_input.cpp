@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "hybridcp/error.h"
+#include "kernels/gdn/fused_chunk.h"
 #include "train/model_setup.h"
 #include "train/sharded_parameters.h"
 
@@ -101,6 +102,7 @@ plan::MemoryPlanInput memory_plan_input(const Recipe& recipe) {
         .checkpointing = checkpointing_of(activation_checkpoint_of(train.activation_checkpoint)),
         .element_bytes = recipe.model.dtype == "fp32" ? 4 : 2,
         .fused_gdn = parallel.linear_attention_backend == LinearAttentionBackend::kFused,
+        .fused_chunk = fused_gdn_chunk(recipe.model.dtype == "fp32"),
         .gdn_chunk = train.gdn_chunk_size,
         .on_cuda = train.accelerator.device == "cuda"};
 }

@@ -11,6 +11,7 @@
 
 #include "hybridcp/error.h"
 #include "kernels/gdn/fused/fused_call.h"
+#include "kernels/gdn/fused_chunk.h"
 
 namespace hybridcp::gdn {
 namespace {
@@ -289,3 +290,12 @@ std::shared_ptr<GdnCall> make_fused_call(Problem problem, const GdnKernelSet& ke
 }
 
 }  // namespace hybridcp::gdn
+
+namespace hybridcp {
+
+std::int64_t fused_gdn_chunk(bool is_fp32) {
+    const GdnKernelSet& kernels = gdn_kernels(selected_isa());
+    return (is_fp32 ? kernels.fp32 : kernels.bf16).chunk_tokens;
+}
+
+}  // namespace hybridcp
