@@ -8,7 +8,7 @@
 //   $nvcc -o gdn_cuda_kernels bench/gdn_cuda_kernels.cu bf16.o fp16.o
 //       src/kernels/gdn/cuda/host_tables.cpp src/kernels/gdn/cuda/device_traits.cpp
 //   ./gdn_cuda_kernels [KEY_HEADS VALUE_HEADS TOKENS ls16|zero25|none [REPEATS [KERNELS
-//   [bf16|fp16]]]]
+//   [bf16|fp16 [SHARE that `keeping` keeps]]]]]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -82,10 +82,11 @@ std::vector<float> log_gates(int tokens, int heads, const std::string& kind) {
     return g;
 }
 
-struct Run {
+struct Timed {
     std::string name;
     std::function<const char*()> launch;
     std::vector<std::pair<std::string, const Memory*>> outputs;
+    std::function<const char*()> prepare = [] { return nullptr; };  // not timed
 };
 
 /// Sums of bits (order does not matter) and of sizes.
@@ -128,7 +129,7 @@ Digest digest_of(const std::string& name, const Memory& memory) {
     return {host_bits, host_size / static_cast<double>(count)};
 }
 
-void measure(const Run& run, int repeats, const Memory& flush) {
+void measure(const Timed& run, int repeats, const Memory& flush) {
     cudaEvent_t begin = nullptr, end = nullptr;
     check(cudaEventCreate(&begin), "event");
     check(cudaEventCreate(&end), "event");
@@ -137,6 +138,7 @@ void measure(const Run& run, int repeats, const Memory& flush) {
     int unequal = 0;
     std::string sizes;
     for (int i = 0; i < repeats + 3; ++i) {
+        check(run.prepare(), "what comes before");
         check(cudaMemsetAsync(flush.data, i, flush.bytes), "flush");
         check(cudaEventRecord(begin), "event");
         check(run.launch(), run.name.c_str());
@@ -175,11 +177,14 @@ int main(int argc, char** argv) {
     const int tokens = argc > 3 ? std::atoi(argv[3]) : 32768;
     const std::string gates = argc > 4 ? argv[4] : "ls16", only = argc > 6 ? argv[6] : "";
     const int repeats = argc > 5 ? std::atoi(argv[5]) : 30;
+    const double share = argc > 8 ? std::atof(argv[8]) : 1.0;
     const bool in_fp16 = argc > 7 && argv[7] == std::string("fp16");
     const Launches& kernels = in_fp16 ? fp16::launches() : bf16::launches();
     DeviceTraits traits{};
     check(read_device_traits(0, traits), "device");
-    const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors);
+    const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors),
+                     kept_host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors,
+                                                  256, share);
     const auto num_chunks = static_cast<int32_t>(host.chunks.size());
     const size_t key_elements = size_t(tokens) * key_heads * kHeadDim,
                  value_elements = size_t(tokens) * value_heads * kHeadDim;
@@ -194,14 +199,18 @@ int main(int argc, char** argv) {
         x = __float2bfloat16(1 / (1 + std::exp(-__bfloat162float(x))));
     }
     const Memory beta(strengths), chunks(host.chunks), pieces(host.pieces),
-        whole(host.whole_segments), segment_runs(host.segment_runs), runs_of_all(host.runs);
-    const Memory kept(size_t(4) * kCheckpointFloats * value_heads * host.num_checkpoints);
+        whole(host.whole_segments), first_checkpoints(host.first_checkpoints),
+        runs_of_all(host.runs), runs_of_rest(kept_host.runs);
+    const Memory kept(size_t(4) * kCheckpointFloats * value_heads * host.num_checkpoints + 16);
     const Memory o(2 * value_elements), end(4 * state), q_norms(4 * size_t(tokens) * key_heads),
         k_norms(q_norms.bytes);
-    const Memory states(images * kStateBytes), errors(images * kRowsBytes),
-        inverses(images * kInverseBytes);
-    const Memory d_states(images * kStateBytes), d_values(images * kRowsBytes), d_start(4 * state);
+    const Memory states(images * kStateBytes), inverses(images * kInverseBytes),
+        kept_chunks(images);
+    const Memory d_states(images * kStateBytes), d_start(4 * state);
+    // E and Z lie in dq, dk and dv, and so must be made before each gradients kernel.
     const Memory dq(2 * key_elements), dk(2 * key_elements), dv(2 * value_elements);
+    const Memory other_errors(std::max<size_t>(2 * value_elements, 4 * key_elements) -
+                              4 * key_elements + 16);
     const Memory dg(4 * size_t(tokens) * value_heads), dbeta(dg.bytes), S(4 * state), M(4 * state);
     const Memory largest(4 * size_t(value_heads)), largest_gradients(largest.bytes);
     check(cudaMemset(largest.data, 0, largest.bytes), "memset");
@@ -226,23 +235,34 @@ int main(int argc, char** argv) {
     CallView whole_call = call;
     whole_call.pieces = whole.as<Piece>();
     whole_call.num_pieces = static_cast<int32_t>(host.whole_segments.size());
-    CallView run_call = call;
-    run_call.pieces = runs_of_all.as<Piece>();
-    run_call.num_pieces = static_cast<int32_t>(host.runs.size());
-    const Checkpoints checkpoints = {segment_runs.as<SegmentRuns>(), kept.as<float>(),
-                                     host.num_checkpoints};
+    const Checkpoints checkpoints = {host.cut, first_checkpoints.as<int32_t>(), kept.as<float>(),
+                                     host.num_checkpoints, 0};
+    const Memory kept_states(
+        size_t(4) * kCheckpointFloats * value_heads * kept_host.num_checkpoints + 16);
+    const Checkpoints kept_checkpoints = {kept_host.cut, first_checkpoints.as<int32_t>(),
+                                          kept_states.as<float>(), kept_host.num_checkpoints, 0};
     const ForwardView forward = {rows(o, value_heads), nullptr,
                                  end.as<float>(),      q_norms.as<float>(),
                                  k_norms.as<float>(),  checkpoints};
+    const int others = key_heads * (value_heads / key_heads - 2);
+    const RowsView no_rows{};
+    const ForwardImages images_of_all = {
+        states.as<uint8_t>(),
+        {rows(dq, key_heads), value_heads > key_heads ? rows(dk, key_heads) : no_rows,
+         others > 0 ? rows(other_errors, others) : no_rows},
+        inverses.as<uint8_t>(),
+        kept_chunks.as<uint8_t>()};
     ForwardView keeping = forward;
-    keeping.states = states.as<uint8_t>();
-    keeping.errors = errors.as<uint8_t>();
-    keeping.inverses = inverses.as<uint8_t>();
+    keeping.images = images_of_all;
+    keeping.checkpoints = kept_checkpoints;
+    const RemakeView rest = {runs_of_rest.as<Run>(), static_cast<int32_t>(kept_host.runs.size()),
+                             nullptr, kept_checkpoints, images_of_all};
     const MagnitudesView of_values = {rows(v, value_heads), nullptr, largest.as<uint32_t>()};
     const MagnitudesView of_gradients = {rows(d_o, value_heads), nullptr,
                                          largest_gradients.as<uint32_t>()};
-    const RemakeView remake = {nullptr, checkpoints, states.as<uint8_t>(), errors.as<uint8_t>(),
-                               inverses.as<uint8_t>()};
+    RemakeView remake = {runs_of_all.as<Run>(), static_cast<int32_t>(host.runs.size()), nullptr,
+                         checkpoints, images_of_all};
+    remake.images.kept = nullptr;
     StateGradientView walk{};
     walk.d_o = rows(d_o, value_heads);
     walk.q_norms = q_norms.as<float>();
@@ -253,34 +273,43 @@ int main(int argc, char** argv) {
     StateGradientView summary_walk = walk;
     summary_walk.summary_floor = -25.0F;
     walk.d_states = d_states.as<uint8_t>();
-    walk.d_new_values = d_values.as<uint8_t>();
+    walk.d_new_values = rows(dv, value_heads);
+    const Memory progress(4 * (images + 1));
+    walk.progress = {progress.as<uint32_t>(), progress.as<uint32_t>() + 1};
     const GradientsView gradients = {
-        walk.d_o,      walk.q_norms,  walk.k_norms,      remake.states,     remake.errors,
-        walk.inverses, walk.d_states, walk.d_new_values, walk.largest,      dq.data,
-        dk.data,       dv.data,       dg.as<float>(),    dbeta.as<float>(), value_heads};
+        walk.d_o,       walk.q_norms,      walk.k_norms, images_of_all, walk.d_states,
+        walk.progress,  walk.largest,      dq.data,      dk.data,       walk.d_new_values,
+        dg.as<float>(), dbeta.as<float>(), value_heads};
     const SummaryView summary = {S.as<float>(), M.as<float>(), -25.0F};
-    const std::vector<Run> runs = {
+    const auto make_rows = [&] {
+        const char* errors[] = {kernels.remake(call, remake), kernels.state_gradient(call, walk)};
+        return *std::max_element(std::begin(errors), std::end(errors));
+    };
+    const std::vector<Timed> runs = {
         {"value_sizes", [&] { return kernels.magnitudes(call, of_values); }, {{".V", &largest}}},
         {"forward", [&] { return kernels.forward(call, forward); }, {{"o", &o}, {".end", &end}}},
-        {"keeping",
-         [&] { return kernels.forward(call, keeping); },
-         {{"o", &o}, {".end", &end}, {"H", &states}, {"E", &errors}}},
+        {"keeping", [&] { return kernels.forward(call, keeping); }, {{"o", &o}, {".end", &end}}},
         {"gradient_sizes",
          [&] { return kernels.magnitudes(call, of_gradients); },
          {{".dO", &largest_gradients}}},
         {"remake",
-         [&] { return kernels.remake(run_call, remake); },
-         {{"H", &states}, {"E", &errors}}},
+         [&] { return kernels.remake(call, remake); },
+         {{"H", &states}, {"E0", &dq}, {"E1", &dk}}},
+        {"rest",
+         [&] { return kernels.remake(call, rest); },
+         {{"H", &states}, {"E0", &dq}, {"E1", &dk}},
+         [&] { return kernels.forward(call, keeping); }},
         {"state_gradient",
          [&] { return kernels.state_gradient(call, walk); },
-         {{"dH", &d_states}, {"Z", &d_values}, {".d_start", &d_start}}},
+         {{"dH", &d_states}, {"Z", &dv}, {".d_start", &d_start}}},
         {"gradients",
          [&] { return kernels.gradients(call, gradients); },
-         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
+         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}},
+         make_rows},
         {"backward",
          [&] {
              const char* errors[] = {in_fp16 ? kernels.magnitudes(call, of_gradients) : nullptr,
-                                     kernels.remake(run_call, remake),
+                                     kernels.remake(call, remake),
                                      kernels.state_gradient(call, walk),
                                      kernels.gradients(call, gradients)};
              return *std::max_element(std::begin(errors), std::end(errors));
@@ -288,18 +317,20 @@ int main(int argc, char** argv) {
          {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
         {"kept_backward",
          [&] {
-             const char* errors[] = {kernels.state_gradient(call, walk),
+             const char* errors[] = {share < 1.0 ? kernels.remake(call, rest) : nullptr,
+                                     kernels.state_gradient(call, walk),
                                      kernels.gradients(call, gradients)};
              return *std::max_element(std::begin(errors), std::end(errors));
          },
-         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}}},
+         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}},
+         [&] { return kernels.forward(call, keeping); }},
         {"summary", [&] { return kernels.summary(whole_call, summary); }, {{".S", &S}, {".M", &M}}},
         {"gradient_summary",
          [&] { return kernels.state_gradient(whole_call, summary_walk); },
          {{".d_start", &d_start}}}};
     std::printf("(%d, %d) %d tokens %s, %d repeats\n", key_heads, value_heads, tokens,
                 gates.c_str(), repeats);
-    for (const Run& run : runs) {
+    for (const Timed& run : runs) {
         if (only.empty() || only.find(run.name) != std::string::npos) {
             measure(run, repeats, flush);
         } else {

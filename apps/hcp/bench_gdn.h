@@ -35,6 +35,8 @@ struct BenchGdnOptions {
     int threads = 1;
     int repeats = 5;
     int peer_repeats = 2;  // of hf, which takes minutes where the others take seconds
+    /// Of fused on a GPU: what forward keeps for backward, as GdnOptions has it.
+    std::vector<double> kept_shares{0.0, 0.4, 1.0};
     std::string report_path;
 };
 
@@ -43,7 +45,7 @@ struct GdnVariant {
     std::string name;
     GdnBackend backend = GdnBackend::kEager;
     std::optional<Isa> isa = std::nullopt;  // forced while it runs
-    bool keep_intermediates = true;         // GdnOptions
+    double kept_share = 1.0;                // GdnOptions
 };
 
 /// The variants that --backend and --isa ask for. Errors: UsageError for one that is not known, or

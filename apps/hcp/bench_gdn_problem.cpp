@@ -73,10 +73,16 @@ std::vector<GdnVariant> gdn_variants(const BenchGdnOptions& options) {
             continue;
         }
         if (!word.has_isas || options.device != "cpu") {
-            variants.push_back({word.name, word.backend});
-            if (word.has_isas) {  // fused on a GPU, by itself and where backward follows at once
-                variants.back().keep_intermediates = false;
-                variants.push_back({fmt::format("{} kept", word.name), word.backend});
+            if (!word.has_isas) {
+                variants.push_back({word.name, word.backend});
+                continue;
+            }
+            for (const double share : options.kept_shares) {  // fused on a GPU
+                const std::string kept = share <= 0.0   ? ""
+                                         : share >= 1.0 ? " kept"
+                                                        : fmt::format(" kept {}", share);
+                variants.push_back({word.name + kept, word.backend});
+                variants.back().kept_share = share;
             }
             continue;
         }
@@ -135,7 +141,8 @@ GdnProblem on_device(const GdnProblem& problem, const std::string& device) {
 std::shared_ptr<GdnCall> make_call(const GdnVariant& variant, const GdnProblem& problem) {
     return make_gdn_call(variant.backend, problem.inputs, problem.segments,
                          {.summary_floor = GdnOptions::kFastSummary,
-                          .keep_intermediates = variant.keep_intermediates});
+                          .keep_intermediates = variant.kept_share > 0.0,
+                          .kept_share = variant.kept_share});
 }
 
 Lane variant_lane(const BenchGdnOptions& options,

@@ -95,6 +95,11 @@ void add_bench_gdn(CLI::App& bench, Request& request) {
     command->add_option("--peer-repeats", options.peer_repeats, "timed runs of the peer hf")
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();
+    comma_separated(
+        command->add_option("--kept-share", options.kept_shares,
+                            "of fused on cuda: shares of what backward needs that forward keeps"))
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
     add_measuring_options(command, options);
     examples(
         command,

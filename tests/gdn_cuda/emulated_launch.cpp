@@ -4,17 +4,20 @@
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
-const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t tokens, int32_t heads) {
-    const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * 2; };
-    if (tokens == 0 || heads == 0 || reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 ||
-        bytes(rows.head_stride) % 16 != 0 || bytes(rows.token_stride) % 16 != 0 ||
-        rows.head_stride <= 0 || rows.token_stride <= 0) {
+const char* encode(device::TensorMap& map, const MapShape& shape) {
+    const auto refused = [](uint64_t stride) { return stride == 0 || stride % 16 != 0; };
+    if (shape.extent[1] == 0 || shape.extent[2] == 0 ||
+        reinterpret_cast<uintptr_t>(shape.data) % 16 != 0 || refused(shape.stride_bytes[0]) ||
+        refused(shape.stride_bytes[1]) || shape.stride_bytes[0] >= uint64_t{1} << 40 ||
+        shape.stride_bytes[1] >= uint64_t{1} << 40) {
         return "refused, as cuTensorMapEncodeTiled would";
     }
-    map = {.data = static_cast<std::byte*>(rows.data),
-           .extent = {kHeadDim, static_cast<uint32_t>(heads), static_cast<uint32_t>(tokens)},
-           .stride_bytes = {bytes(rows.head_stride), bytes(rows.token_stride)},
-           .box = {64, 1, kChunkTokens}};
+    map = {
+        .data = static_cast<std::byte*>(shape.data),
+        .extent = {static_cast<uint32_t>(shape.extent[0]), static_cast<uint32_t>(shape.extent[1]),
+                   static_cast<uint32_t>(shape.extent[2])},
+        .stride_bytes = {shape.stride_bytes[0], shape.stride_bytes[1]},
+        .box = {shape.box[0], shape.box[1], shape.box[2]}};
     return nullptr;
 }
 
@@ -37,10 +40,11 @@ const char* walk(const CallView& call, const View& view) {
     ForwardParams p{};
     const char* error = fill(p, call, view);
     return error != nullptr ? error
-                            : run(forward_grid<Config>(call), [&] { forward_kernel<Config>(p); });
+                            : run(forward_grid<Config>(p), [&] { forward_kernel<Config>(p); });
 }
 const char* launch_forward(const CallView& call, const ForwardView& view) {
-    return view.states != nullptr ? walk<KeepConfig>(call, view) : walk<OutputConfig>(call, view);
+    return view.images.states != nullptr ? walk<KeepConfig>(call, view)
+                                         : walk<OutputConfig>(call, view);
 }
 const char* launch_remake(const CallView& call, const RemakeView& view) {
     return walk<RemakeConfig>(call, view);

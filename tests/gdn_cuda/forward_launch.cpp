@@ -18,7 +18,8 @@ using at::Tensor;
 struct Launch {
     ForwardParams params{};
     Tables tables;
-    std::vector<SegmentRuns> segment_runs;
+    std::vector<std::int32_t> first_checkpoints;
+    std::vector<gdn::cuda::Run> runs;
     std::vector<std::uint32_t> largest;
     simt::LaunchOptions options;
 };
@@ -39,7 +40,7 @@ std::vector<std::uint32_t> largest_of(const GdnProblem& problem) {
 template <class Config>
 Launch make_launch(const GdnProblem& problem, const Run& run) {
     Launch launch;
-    launch.tables = make_tables(problem.offsets, Config::kRemake ? run.runs : run.pieces);
+    launch.tables = make_tables(problem.offsets, run.pieces);
     ForwardParams& p = launch.params;
     p.k = tensor_map(problem.inputs.k);
     p.v = tensor_map(problem.inputs.v);
@@ -81,38 +82,87 @@ float* writable(Launch& launch, const Tensor& x) {
     return static_cast<float*>(x.data_ptr());
 }
 
-// A segment's runs are cut as make_tables cuts pieces.
-void use_checkpoints(Launch& launch, const GdnProblem& problem, int runs, const Tensor& data) {
-    launch.segment_runs.assign(static_cast<std::size_t>(problem.segments()), {1, 0});
+// Heads of all classes begin somewhere else if anything is kept.
+RunCut cut_of(const GdnProblem& problem, const Run& run, bool keeping) {
+    std::int32_t longest = 1;
+    for (const Piece& segment : make_tables(problem.offsets).pieces) {
+        longest = std::max(longest, segment.chunks);
+    }
+    const std::int32_t length = (longest + run.runs - 1) / run.runs;
+    return {length, !keeping ? 0 : run.kept > 0 ? run.kept : length};
+}
+std::int32_t checkpoints_of(const RunCut& cut, const Piece& segment) {
+    return cut.run_from(segment.chunks, kHeadClasses - 1) - 1;
+}
+Tensor new_checkpoints(const GdnProblem& problem, const RunCut& cut) {
+    std::int64_t count = 0;
+    for (const Piece& segment : make_tables(problem.offsets).pieces) {
+        count += checkpoints_of(cut, segment);
+    }
+    return poisoned({problem.heads(), count, kCheckpointFloats}, at::kFloat);
+}
+void use_checkpoints(Launch& launch,
+                     const GdnProblem& problem,
+                     const RunCut& cut,
+                     const Tensor& data) {
+    launch.first_checkpoints.assign(static_cast<std::size_t>(problem.segments()), 0);
     std::int32_t checkpoints = 0;
-    for (const Piece& run : make_tables(problem.offsets, runs).pieces) {
-        if (run.index == 0) {
-            launch.segment_runs[static_cast<std::size_t>(run.segment)] = {run.pieces, checkpoints};
-            checkpoints += run.pieces - 1;
+    for (const Piece& segment : make_tables(problem.offsets).pieces) {
+        launch.first_checkpoints[static_cast<std::size_t>(segment.segment)] = checkpoints;
+        checkpoints += checkpoints_of(cut, segment);
+        for (std::int32_t head_class = 0; head_class < kHeadClasses; ++head_class) {
+            for (std::int32_t i = 0; i < cut.run_from(segment.chunks, head_class); ++i) {
+                launch.runs.push_back(
+                    {segment.segment, segment.first_chunk, segment.chunks, i, head_class});
+            }
         }
     }
-    launch.params.checkpoints = {.segments = launch.segment_runs.data(),
+    launch.params.checkpoints = {.cut = cut,
+                                 .first = launch.first_checkpoints.data(),
                                  .data = data.data_ptr<float>(),
-                                 .of_head = checkpoints};
-    launch.options.buffers.push_back(buffer(launch.segment_runs));
-}
-Tensor new_checkpoints(const GdnProblem& problem, int runs) {
-    const auto all = static_cast<std::int64_t>(make_tables(problem.offsets, runs).pieces.size());
-    const auto one_each = static_cast<std::int64_t>(make_tables(problem.offsets, 1).pieces.size());
-    return poisoned({problem.heads(), all - one_each, kCheckpointFloats}, at::kFloat);
+                                 .of_head = checkpoints,
+                                 .first_head = 0};
+    launch.options.buffers.push_back(buffer(launch.first_checkpoints));
+    launch.options.buffers.push_back(buffer(data));
 }
 
-Images use_images(Launch& launch, const GdnProblem& problem) {
-    ForwardParams& p = launch.params;
-    const std::int64_t heads = problem.heads(), chunks = p.shape.num_chunks;
+// As the kernels leave them: E in its three places, and which chunks forward kept.
+struct RawImages {
+    Tensor states, errors[kErrorPlaces], inverses, kept;
+};
+RawImages new_images(const GdnProblem& problem, std::int64_t chunks) {
+    const std::int64_t heads = problem.heads(), key_heads = problem.key_heads();
     constexpr auto kOperand = kFp16 ? at::kHalf : at::kBFloat16;
-    Images images = {.states = poisoned({heads, chunks, 4, 64, 64}, kOperand),
-                     .errors = poisoned({heads, chunks, 2, 64, 64}, kOperand),
-                     .inverses = poisoned({heads, chunks, kInverseBytes}, at::kByte)};
+    const auto rows = [&](std::int64_t of) {
+        return poisoned({problem.tokens(), of, 128}, kOperand);
+    };
+    return {.states = poisoned({heads, chunks, 4, 64, 64}, kOperand),
+            .errors = {rows(key_heads), rows(key_heads),
+                       rows(std::max<std::int64_t>(heads - 2 * key_heads, 1))},
+            .inverses = poisoned({heads, chunks, kInverseBytes}, at::kByte),
+            .kept = poisoned({heads, chunks}, at::kByte)};
+}
+void use_images(Launch& launch, const RawImages& images) {
+    ForwardParams& p = launch.params;
     p.states = reinterpret_cast<std::uint16_t*>(writable(launch, images.states));
-    p.errors = reinterpret_cast<std::uint16_t*>(writable(launch, images.errors));
+    for (int i = 0; i < kErrorPlaces; ++i) {
+        const Tensor& rows = images.errors[i];
+        p.errors[i] = {.map = tensor_map(rows),
+                       .data = reinterpret_cast<std::uint16_t*>(writable(launch, rows)),
+                       .token_stride = rows.stride(0),
+                       .head_stride = rows.stride(1)};
+    }
     p.inverses = reinterpret_cast<std::uint16_t*>(writable(launch, images.inverses));
-    return images;
+    p.kept = reinterpret_cast<std::uint8_t*>(writable(launch, images.kept));
+}
+Tensor errors_of(const RawImages& images, const GdnProblem& problem) {
+    std::vector<Tensor> heads;
+    const auto group = static_cast<std::int32_t>(problem.heads() / problem.key_heads());
+    for (std::int32_t head = 0; head < problem.heads(); ++head) {
+        const ErrorPlace place(head / group, head % group, group);
+        heads.push_back(images.errors[place.index].select(1, place.head));
+    }
+    return at::stack(heads, 1).to(at::kFloat);
 }
 Tensor decoded_inverses(const Tensor& images) {
     Tensor all = at::zeros({images.size(0), images.size(1), 64, 64}, at::kHalf);
@@ -128,74 +178,94 @@ Tensor decoded_inverses(const Tensor& images) {
     }
     return all.to(at::kDouble);
 }
-Images decoded(const Images& images, const Launch& launch) {
+Images decoded(const RawImages& images, const GdnProblem& problem, const Launch& launch) {
     Images out = {.states = unswizzled(images.states).to(at::kFloat),
-                  .errors = unswizzled(images.errors).to(at::kFloat),
+                  .errors = errors_of(images, problem),
                   .inverses = decoded_inverses(images.inverses)};
     for (std::int64_t head = 0; kFp16 && head < out.states.size(0); ++head) {
         const int exponent = exponent_of(launch.largest[static_cast<std::size_t>(head)]);
-        for (Tensor* x : {&out.states, &out.errors}) {
-            x->select(0, head).mul_(std::exp2(exponent));
-        }
+        out.states.select(0, head).mul_(std::exp2(exponent));
+        out.errors.select(1, head).mul_(std::exp2(exponent));
     }
     return out;
 }
 
+struct Outputs {
+    Forward forward;
+    RawImages images;
+};
 template <class Config>
-Forward forward_with(const GdnProblem& problem, const Run& run) {
+Outputs forward_with(const GdnProblem& problem, const Run& run) {
     Launch launch = make_launch<Config>(problem, run);
     ForwardParams& p = launch.params;
     const std::int64_t heads = problem.heads();
-    Forward out = {
-        .o = poisoned({problem.tokens(), heads, 128}, at::kBFloat16),
-        .S_end = poisoned({problem.segments(), heads, 128, 128}, at::kFloat),
-        .q_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
-        .k_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat),
-        .checkpoints = new_checkpoints(problem, run.runs),
-        .images = {},
-    };
-    if (run.runs > 1) {
-        use_checkpoints(launch, problem, run.runs, out.checkpoints);
-        launch.options.buffers.push_back(buffer(out.checkpoints));
-    }
+    const RunCut cut = cut_of(problem, run, Config::kKeep);
+    Outputs result;
+    Forward& out = result.forward;
+    out.o = poisoned({problem.tokens(), heads, 128}, at::kBFloat16);
+    out.S_end = poisoned({problem.segments(), heads, 128, 128}, at::kFloat);
+    out.q_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat);
+    out.k_norms = poisoned({problem.key_heads(), problem.tokens()}, at::kFloat);
+    out.checkpoints = new_checkpoints(problem, cut);
+    use_checkpoints(launch, problem, cut, out.checkpoints);
     p.q = tensor_map(problem.inputs.q);
     launch.options.buffers.push_back(buffer(problem.inputs.q, false));
-    p.o = tensor_map(out.o);
-    p.o_rows = reinterpret_cast<std::uint16_t*>(writable(launch, out.o));
-    p.o_token_stride = out.o.stride(0);
-    p.o_head_stride = out.o.stride(1);
+    p.o = {.map = tensor_map(out.o),
+           .data = reinterpret_cast<std::uint16_t*>(writable(launch, out.o)),
+           .token_stride = out.o.stride(0),
+           .head_stride = out.o.stride(1)};
     p.end_states = writable(launch, out.S_end);
     p.q_norms = writable(launch, out.q_norms);
     p.k_norms = writable(launch, out.k_norms);
     if constexpr (Config::kKeep) {
-        out.images = use_images(launch, problem);
+        result.images = new_images(problem, p.shape.num_chunks);
+        use_images(launch, result.images);
     }
     start<Config>(launch);
     if constexpr (Config::kKeep) {
-        out.images = decoded(out.images, launch);
+        out.images = decoded(result.images, problem, launch);
     }
-    return out;
+    return result;
+}
+
+Images remake_into(const GdnProblem& problem,
+                   const Run& run,
+                   const Tensor& checkpoints,
+                   const RawImages& images,
+                   bool after_keeping) {
+    Launch launch = make_launch<RemakeConfig>(problem, run);
+    use_checkpoints(launch, problem, cut_of(problem, run, after_keeping), checkpoints);
+    launch.params.runs = launch.runs.data();
+    launch.params.num_runs = static_cast<std::int32_t>(launch.runs.size());
+    launch.options.buffers.push_back(buffer(launch.runs));
+    const std::int32_t clusters =
+        launch.params.num_runs * heads_of_class(static_cast<std::int32_t>(problem.heads()));
+    launch.options.blocks = static_cast<std::uint32_t>(2 * clusters);
+    use_images(launch, images);
+    if (!after_keeping) {
+        launch.params.kept = nullptr;
+    }
+    start<RemakeConfig>(launch);
+    return decoded(images, problem, launch);
 }
 
 }  // namespace
 
 Forward run_forward(const GdnProblem& problem, const Run& run) {
-    return forward_with<OutputConfig>(problem, run);
+    return forward_with<OutputConfig>(problem, run).forward;
 }
 Forward run_keeping_forward(const GdnProblem& problem, const Run& run) {
-    return forward_with<KeepConfig>(problem, run);
+    return forward_with<KeepConfig>(problem, run).forward;
 }
 
 Images run_remake(const GdnProblem& problem, const Run& run) {
-    Launch launch = make_launch<RemakeConfig>(problem, run);
-    const Tensor checkpoints = run.runs > 1 ? run_forward(problem, run).checkpoints : Tensor();
-    if (run.runs > 1) {
-        use_checkpoints(launch, problem, run.runs, checkpoints);
-        launch.options.buffers.push_back(buffer(checkpoints, false));
-    }
-    const Images images = use_images(launch, problem);
-    start<RemakeConfig>(launch);
-    return decoded(images, launch);
+    const auto chunks = static_cast<std::int64_t>(make_tables(problem.offsets).chunks.size());
+    return remake_into(problem, run, run_forward(problem, run).checkpoints,
+                       new_images(problem, chunks), false);
+}
+Images run_keeping_and_remake(const GdnProblem& problem, const Run& run) {
+    const Outputs kept = forward_with<KeepConfig>(problem, run);
+    return remake_into(problem, run, kept.forward.checkpoints, kept.images, true);
 }
 
 Summary run_summary(const GdnProblem& problem, const Run& run) {

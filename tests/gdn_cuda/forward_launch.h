@@ -16,13 +16,14 @@ constexpr double kOutputBar = gdn::cuda::kFp16 ? 2.5e-3 : 5e-3;
 /// How segments are cut and what else a launch is told.
 struct Run {
     int pieces = 1;
-    int runs = 1;
+    int runs = 1;  // of the longest segment
+    int kept = 0;  // chunks of each run that a keeping forward keeps; 0: all
     bool may_truncate = false;
     std::uint64_t seed = 1;
     float summary_floor = -std::numeric_limits<float>::infinity();
 };
 
-/// H and E in fp32, T in fp64: [heads, chunks, ...] in panels of 64 x 64.
+/// H in fp32 and T in fp64: [heads, chunks, ...] in panels of 64 x 64. E in fp32: [T, heads, 128].
 struct Images {
     at::Tensor states, errors, inverses;
 };
@@ -34,6 +35,8 @@ struct Forward {
 [[nodiscard]] Forward run_keeping_forward(const GdnProblem& problem, const Run& run);
 /// From the checkpoints of run_forward.
 [[nodiscard]] Images run_remake(const GdnProblem& problem, const Run& run);
+/// What a keeping forward leaves, and then what remaking adds to it.
+[[nodiscard]] Images run_keeping_and_remake(const GdnProblem& problem, const Run& run);
 
 struct Summary {
     at::Tensor S, M;

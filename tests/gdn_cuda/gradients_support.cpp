@@ -63,10 +63,17 @@ void put_panels(const at::Tensor& matrix, int exponent, bool as_f16, std::uint8_
     }
 }
 
-at::Tensor padded(const at::Tensor& rows, std::int64_t columns) {
-    at::Tensor all = at::zeros({kChunkTokens, columns}, at::kDouble);
-    all.narrow(0, 0, rows.size(0)).narrow(1, 0, rows.size(1)).copy_(rows);
-    return all;
+/// Rows of `stride` elements from one another, over 2^exponent.
+void put_rows(
+    const at::Tensor& rows, int exponent, bool as_f16, std::int64_t stride, std::uint16_t* to) {
+    const at::Tensor floats = (rows * std::exp2(-exponent)).to(at::kFloat).contiguous();
+    const auto value = floats.accessor<float, 2>();
+    for (std::int64_t row = 0; row < floats.size(0); ++row) {
+        for (std::int64_t column = 0; column < floats.size(1); ++column) {
+            const float x = value[row][column];
+            to[row * stride + column] = as_f16 ? simt::f16_bits(x) : simt::bf16_bits(x);
+        }
+    }
 }
 
 /// T over all 64 tokens: 1 on the diagonal beyond the chunk.
@@ -161,10 +168,10 @@ void remake_head(const GradientsProblem& problem,
         const int exponent = gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest[index]) : 0;
         const int of_gradients =
             gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest_gradients[index]) : 0;
-        put_panels(padded(chunk.errors, kHeadDim), exponent, kFp16,
-                   &to.errors[at * gdn::cuda::kRowsBytes]);
-        put_panels(padded(z, kHeadDim), of_gradients, kFp16,
-                   &to.value_gradients[at * gdn::cuda::kRowsBytes]);
+        const std::int64_t stride = problem.inputs.v.size(1) * kHeadDim;
+        const auto rows = static_cast<std::size_t>(made.chunks[i].token * stride + head * kHeadDim);
+        put_rows(chunk.errors, exponent, kFp16, stride, &to.errors[rows]);
+        put_rows(z, of_gradients, kFp16, stride, &to.value_gradients[rows]);
         put_inverse(chunk.inverse, &to.inverses[at * gdn::cuda::kInverseBytes]);
         put_panels(chunk.state.t(), exponent, kFp16, &to.states[at * gdn::cuda::kStateBytes]);
         put_panels(gradient.t(), of_gradients, kFp16,
@@ -253,8 +260,9 @@ Remade remake(const GradientsProblem& problem) {
     const std::size_t count = made.chunks.size() * static_cast<std::size_t>(heads);
     made.largest = largest_of(problem.inputs.v, problem.S_start);
     made.largest_gradients = largest_of(problem.d_o, problem.dS_end);
-    made.images.errors.resize(count * gdn::cuda::kRowsBytes);
-    made.images.value_gradients.resize(count * gdn::cuda::kRowsBytes);
+    const auto elements = static_cast<std::size_t>(problem.inputs.v.numel());
+    made.images.errors.assign(elements, 0x7fff);
+    made.images.value_gradients.assign(elements, 0x7fff);
     made.images.inverses.resize(count * gdn::cuda::kInverseBytes);
     made.images.states.resize(count * gdn::cuda::kStateBytes);
     made.images.state_gradients.resize(count * gdn::cuda::kStateBytes);

@@ -53,9 +53,10 @@ struct GradientsProblem {
 [[nodiscard]] GdnGradients reference_gradients(const GradientsProblem& problem);
 
 /// By value head and chunk, as problem.cuh lays them out, in fp16 over the powers of two that
-/// `largest` says.
+/// `largest` says; E and Z by token and value head, NaN beyond the segments.
 struct Images {
-    std::vector<std::uint8_t> errors, value_gradients, inverses, states, state_gradients;
+    std::vector<std::uint16_t> errors, value_gradients;
+    std::vector<std::uint8_t> inverses, states, state_gradients;
 };
 struct Remade {
     std::vector<gdn::cuda::Chunk> chunks;

@@ -25,7 +25,9 @@ using Tensors = std::map<std::string, at::Tensor>;
 struct Launch {
     std::vector<std::uint16_t> q, k, d_o, beta_bf16;
     std::vector<float> g, beta, r_k, r_q;
-    std::vector<std::uint16_t> dq, dk, dv;
+    std::vector<std::uint16_t> dq, dk, dv, other_errors;  // E and Z before
+    std::vector<std::uint32_t> ready;
+    std::uint32_t items_taken = 0;
     std::vector<float> dg, dbeta;
     Remade remade;
     GradientsParams params = {};
@@ -55,13 +57,38 @@ void poison(const GradientsCase& wanted, const GradientsProblem& problem, Launch
     }
 }
 
+/// In tiles of both panels of a head.
 simt::TensorMap map_of(std::vector<std::uint16_t>& rows, std::int64_t heads, std::int64_t tokens) {
     const auto row_bytes = static_cast<std::uint64_t>(kHeadDim) * 2;
     return {
         .data = reinterpret_cast<std::byte*>(rows.data()),
-        .extent = {kHeadDim, static_cast<std::uint32_t>(heads), static_cast<std::uint32_t>(tokens)},
-        .stride_bytes = {row_bytes, row_bytes * static_cast<std::uint64_t>(heads)},
-        .box = {64, 1, 64}};
+        .extent = {64, static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>(2 * heads)},
+        .stride_bytes = {row_bytes * static_cast<std::uint64_t>(heads), row_bytes / 2},
+        .box = {64, 64, 2}};
+}
+
+/// E where the kernel expects it: in the places of dq and dk, and the rest.
+void place_errors(const GradientsProblem& problem, Launch& launch) {
+    const std::int64_t tokens = problem.d_o.size(0), heads = problem.d_o.size(1);
+    const std::int64_t key_heads = problem.inputs.k.size(1), group = heads / key_heads;
+    launch.other_errors.assign(
+        static_cast<std::size_t>(tokens * std::max<std::int64_t>(heads - 2 * key_heads, 1) *
+                                 kHeadDim),
+        0x7fff);
+    std::vector<std::uint16_t>* places[] = {&launch.dq, &launch.dk, &launch.other_errors};
+    for (std::int64_t token = 0; token < tokens; ++token) {
+        for (std::int64_t head = 0; head < heads; ++head) {
+            const gdn::cuda::ErrorPlace place(static_cast<std::int32_t>(head / group),
+                                              static_cast<std::int32_t>(head % group),
+                                              static_cast<std::int32_t>(group));
+            const std::int64_t width = place.index < 2 ? key_heads : heads - 2 * key_heads;
+            const auto from =
+                launch.remade.images.errors.begin() + (token * heads + head) * kHeadDim;
+            std::copy(from, from + kHeadDim,
+                      places[place.index]->begin() + (token * width + place.head) * kHeadDim);
+        }
+    }
+    launch.dv = launch.remade.images.value_gradients;
 }
 
 Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
@@ -86,7 +113,14 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.k = map_of(k, key_heads, tokens);
     params.q = map_of(q, key_heads, tokens);
     params.d_o = map_of(d_o, heads, tokens);
-    params.dv_map = map_of(dv, heads, tokens);
+    place_errors(problem, *this);
+    params.dv = {map_of(dv, heads, tokens), dv.data(), heads * kHeadDim, kHeadDim};
+    params.errors[0] = map_of(dq, key_heads, tokens);
+    params.errors[1] = map_of(dk, key_heads, tokens);
+    params.errors[2] =
+        map_of(other_errors, std::max<std::int64_t>(heads - 2 * key_heads, 1), tokens);
+    ready.assign(remade.chunks.size() * static_cast<std::size_t>(heads), gdn::cuda::kHalves);
+    params.progress = {&items_taken, ready.data()};
     params.shape = {
         static_cast<std::int32_t>(tokens), static_cast<std::int32_t>(key_heads),
         static_cast<std::int32_t>(heads),  static_cast<std::int32_t>(remade.chunks.size()),
@@ -100,8 +134,6 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.r_k = r_k.data();
     params.r_q = r_q.data();
     params.chunks = remade.chunks.data();
-    params.e = remade.images.errors.data();
-    params.z = remade.images.value_gradients.data();
     params.inverse = remade.images.inverses.data();
     params.largest = remade.largest.data();
     params.largest_gradients = remade.largest_gradients.data();
@@ -109,7 +141,6 @@ Launch::Launch(const GradientsCase& wanted, const GradientsProblem& problem)
     params.state_gradient = remade.images.state_gradients.data();
     params.dq = dq.data();
     params.dk = dk.data();
-    params.dv = dv.data();
     params.dg = dg.data();
     params.dbeta = dbeta.data();
     params.dg_token_stride = token_stride;
@@ -140,10 +171,11 @@ void Launch::run(std::uint32_t blocks, std::uint64_t seed) {
                               input(r_k),
                               input(r_q),
                               input(remade.chunks),
-                              input(images.errors),
+                              output(other_errors),
+                              input(ready),
+                              {&items_taken, sizeof(items_taken), true},
                               input(remade.largest),
                               input(remade.largest_gradients),
-                              input(images.value_gradients),
                               input(images.inverses),
                               input(images.states),
                               input(images.state_gradients),

@@ -55,7 +55,7 @@ TEST(HopperCall, PartsOfHeadsAreTheWhole) {
     for (const auto& [limits, of_backward] :
          {Parts{{.kept_image_bytes = 1}, 3 * 2},  // of what is kept; one key head at once
           Parts{{.image_bytes = 1, .kept_bytes = 0}, 3 * 3},
-          Parts{{.image_bytes = 2 * 2 * 3 * 103424, .kept_bytes = 0}, 2 * 3}}) {
+          Parts{{.image_bytes = 2 * 2 * 3 * 70656, .kept_bytes = 0}, 2 * 3}}) {
         launches = emulated_launches();
         const auto call = emulated(5, limits)[0].make_call(c);
         const Tensors actual = run_all(*call, c);
@@ -78,6 +78,41 @@ TEST(HopperCall, RunsBeginWithCheckpoints) {
     expect_close(run_all(*emulated(8, limits(1029))[0].make_call(c), c), expected, kBars, kBar);
     expect_close(run_all(*emulated(8, limits(1030))[0].make_call(c), c), expected, kFewBars,
                  kFp16Bar);
+}
+
+// What forward keeps of its runs and what backward makes again are the same bits; E has three
+// places here. Head 0 remembers all of its segment.
+TEST(HopperCall, AShareKeptIsTheWhole) {
+    GdnCase c = bf16_case({0, 1030, 1060}, 1, 3, 33);
+    c.inputs.g.select(1, 0).mul_(1e-3);
+    for (const std::int64_t fp16_tokens : {1029, 1030}) {
+        c.options.kept_share = 1.0;
+        const Tensors expected =
+            run_all(*emulated(9, {.fp16_tokens = fp16_tokens})[0].make_call(c), c);
+        for (const double share : {0.0, 0.4}) {
+            SCOPED_TRACE(fmt::format("{} up to {} tokens", share, fp16_tokens));
+            c.options.kept_share = share;
+            const auto call = emulated(10, {.fp16_tokens = fp16_tokens})[0].make_call(c);
+            const Tensors actual = run_all(*call, c);
+            for (const auto& [name, x] : expected) {
+                EXPECT_TRUE(at::equal(actual.at(name), x)) << name;
+            }
+            // Again, of images that are all made again.
+            const Tensor dv = call->backward(c.d_o, c.dS_end).dv;
+            EXPECT_TRUE(at::equal(dv, expected.at("dv")));
+        }
+    }
+}
+
+// Two key heads of four value heads each, of which forward keeps a share, one key head at once.
+TEST(HopperCall, PartsOfAKeptShareAreTheWhole) {
+    GdnCase c = bf16_case({0, 200, 460}, 2, 8, 34);
+    const Tensors expected = run_all(*emulated(11)[0].make_call(c), c);
+    c.options.kept_share = 0.5;
+    const Tensors actual = run_all(*emulated(12, {.kept_image_bytes = 1})[0].make_call(c), c);
+    for (const auto& [name, x] : expected) {
+        EXPECT_TRUE(at::equal(actual.at(name), x)) << name;
+    }
 }
 
 TEST(HopperCall, SmallerHeadDimsAndSummaries) {

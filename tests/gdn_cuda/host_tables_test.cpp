@@ -57,42 +57,43 @@ TEST(HostTables, PiecesFillTheMultiprocessorsOnce) {
 }
 
 // Runs of each segment, in order of their index.
-std::map<int, std::vector<cuda::Piece>> runs_by_segment(const HostTables& tables) {
-    std::map<int, std::vector<cuda::Piece>> result;
-    for (const cuda::Piece& run : tables.runs) {
-        result[run.segment].push_back(run);
-    }
-    for (auto& [segment, runs] : result) {
-        std::sort(runs.begin(), runs.end(),
-                  [](const cuda::Piece& a, const cuda::Piece& b) { return a.index < b.index; });
-    }
-    return result;
-}
-
-TEST(HostTables, EachRunButTheFirstHasACheckpoint) {
-    for (const std::int64_t heads : {1, 6, 32, 64}) {
-        const std::vector<std::int64_t> offsets = {0, 10, 40000, 40000, 40900, 60000};
-        const HostTables tables = make_host_tables(offsets, heads, kH200);
-        ASSERT_EQ(tables.segment_runs.size(), 5U);
-        const auto runs = runs_by_segment(tables);
-        EXPECT_EQ(runs.size(), 4U);
-        std::set<std::int32_t> checkpoints;
-        for (const auto& [segment, of_segment] : runs) {
-            const auto [count, first] = tables.segment_runs[static_cast<std::size_t>(segment)];
-            ASSERT_EQ(of_segment.size(), static_cast<std::size_t>(count));
-            for (std::int32_t index = 0; index < count; ++index) {
-                const cuda::Piece& run = of_segment[static_cast<std::size_t>(index)];
-                EXPECT_EQ(run.index, index);
-                EXPECT_EQ(run.pieces, count);
-                EXPECT_GE(run.chunks / count, count == 1 ? 1 : 4);
-                if (index > 0) {
-                    EXPECT_TRUE(checkpoints.insert(first + index - 1).second);
+// Every chunk of every head lies in one run, and the runs of a segment have checkpoints of their
+// own but the first.
+TEST(HostTables, RunsCoverTheSegments) {
+    const std::vector<std::int64_t> offsets = {0, 10, 40000, 40000, 40900, 60000};
+    for (const std::int32_t heads : {1, 6, 32, 64}) {
+        for (const double kept : {0.0, 0.4, 1.0}) {
+            const HostTables tables = make_host_tables(offsets, heads, kH200, 256, kept);
+            const cuda::RunCut& cut = tables.cut;
+            ASSERT_EQ(tables.first_checkpoints.size(), 5U);
+            EXPECT_NEAR(cut.kept, kept * cut.length, 0.5);
+            std::map<std::pair<int, int>, std::vector<int>> times;  // by segment and class
+            std::set<std::int32_t> checkpoints;
+            for (const cuda::Run& run : tables.runs) {
+                auto& chunks = times[{run.segment, run.head_class}];
+                chunks.resize(static_cast<std::size_t>(run.chunks));
+                const std::int32_t begin = cut.start(run.index, run.head_class);
+                const std::int32_t end =
+                    std::min(cut.start(run.index + 1, run.head_class), run.chunks);
+                EXPECT_LT(begin, end);
+                for (std::int32_t chunk = begin; chunk < end; ++chunk) {
+                    ++chunks[static_cast<std::size_t>(chunk)];
+                    EXPECT_EQ(cut.run_from(chunk + 1, run.head_class), run.index + 1);
+                    EXPECT_EQ(cut.keeps(chunk, run.head_class),
+                              cut.start(run.index + 1, run.head_class) - chunk <= cut.kept);
+                }
+                if (run.index > 0) {
+                    const auto segment = static_cast<std::size_t>(run.segment);
+                    checkpoints.insert(tables.first_checkpoints[segment] + run.index - 1);
                 }
             }
+            EXPECT_EQ(times.size(), 4U * cuda::kHeadClasses);
+            for (const auto& [segment, chunks] : times) {
+                EXPECT_EQ(chunks, std::vector<int>(chunks.size(), 1));
+            }
+            EXPECT_EQ(checkpoints.size(), static_cast<std::size_t>(tables.num_checkpoints));
+            EXPECT_TRUE(checkpoints.empty() || *checkpoints.rbegin() == tables.num_checkpoints - 1);
         }
-        EXPECT_EQ(checkpoints.size(), static_cast<std::size_t>(tables.num_checkpoints));
-        EXPECT_TRUE(checkpoints.empty() || (*checkpoints.begin() == 0 &&
-                                            *checkpoints.rbegin() == tables.num_checkpoints - 1));
     }
 }
 
@@ -102,10 +103,12 @@ std::pair<std::int64_t, std::int64_t> steps_and_share(const HostTables& tables,
                                                       std::int64_t heads) {
     std::vector<std::int64_t> ends(kH200 / 2, 0);
     std::int64_t all = 0;
-    for (const cuda::Piece& run : tables.runs) {
-        const cuda::RunCut cut(run.chunks, run.pieces);
-        const std::int64_t chunks = cut.start(run.index + 1) - cut.start(run.index);
-        for (std::int64_t head = 0; head < heads; ++head) {
+    for (const cuda::Run& run : tables.runs) {
+        const std::int32_t next = tables.cut.start(run.index + 1, run.head_class);
+        const std::int64_t chunks = std::max(std::min(next - tables.cut.kept, run.chunks) -
+                                                 tables.cut.start(run.index, run.head_class),
+                                             0);
+        for (std::int64_t head = run.head_class; head < heads; head += cuda::kHeadClasses) {
             *std::min_element(ends.begin(), ends.end()) += chunks + 3;
             all += chunks;
         }
@@ -136,23 +139,6 @@ TEST(HostTables, SummariesOfLongSegmentsAreJoined) {
     EXPECT_TRUE(make_host_tables({0, 16384, 32768, 49152}, 64, kH200).joins.empty());
 }
 
-TEST(HostTables, RunsAreCutEvenly) {
-    for (int chunks = 1; chunks < 40; ++chunks) {
-        for (int runs = 1; runs <= chunks; ++runs) {
-            const cuda::RunCut cut(chunks, runs);
-            EXPECT_EQ(cut.start(0), 0);
-            EXPECT_EQ(cut.start(runs), chunks);
-            for (int chunk = 0, run = 0; chunk <= chunks; ++chunk) {
-                EXPECT_EQ(cut.run_from(chunk), run);
-                if (chunk == cut.start(run)) {
-                    ++run;
-                    EXPECT_LE(cut.start(run) - chunk, (chunks + runs - 1) / runs);
-                }
-            }
-        }
-    }
-}
-
 TEST(HostTables, RunsAreBalancedAndCheckpointsFew) {
     for (const std::int64_t heads : {6, 8, 16, 20, 32, 33, 48, 64}) {
         for (const std::int64_t tokens : {8192, 32768, 131072}) {
@@ -169,6 +155,10 @@ TEST(HostTables, RunsAreBalancedAndCheckpointsFew) {
             }
         }
     }
+    // Those of which forward keeps a part, too.
+    const HostTables part = make_host_tables({0, 32768}, 32, kH200, 256, 0.42);
+    const auto [part_steps, part_share] = steps_and_share(part, 32);
+    EXPECT_LE(static_cast<double>(part_steps), 1.08 * static_cast<double>(part_share));
     EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).num_checkpoints, 1);
     EXPECT_EQ(make_host_tables({0, 32768}, 8, kH200).num_checkpoints, 7);
     EXPECT_EQ(make_host_tables({0, 8192}, 32, kH200).num_checkpoints, 1);

@@ -55,7 +55,9 @@ struct Walk {
     GdnCase problem;
     std::vector<cuda::Chunk> chunks;
     at::Tensor q_norms, k_norms;  // [Hk, T]
-    std::vector<uint8_t> inverses, d_states, d_new_values;
+    std::vector<uint8_t> inverses, d_states;
+    at::Tensor d_new_values;        // [T, Hv, 128] in the kernels' type of operands
+    std::vector<uint32_t> ready;    // [heads, chunks]
     std::vector<uint32_t> largest;  // [heads], bits
     at::Tensor d_start;
 
@@ -144,7 +146,13 @@ Walk walk(const GdnCase& problem, const Run& run) {
     const int64_t heads = in.v.size(1);
     const std::size_t images = static_cast<std::size_t>(heads) * w.chunks.size();
     w.d_states.assign(images * cuda::kStateBytes, 0xff);
-    w.d_new_values.assign(images * cuda::kRowsBytes, 0xff);
+    w.d_new_values = poisoned({in.q.size(0), heads, 128}, cuda::kFp16 ? at::kHalf : at::kBFloat16);
+    w.ready.assign(images, 99);
+    uint32_t items = 99;
+    const cuda::TokenRows rows = {tensor_map(w.d_new_values),
+                                  static_cast<uint16_t*>(w.d_new_values.data_ptr()),
+                                  w.d_new_values.stride(0), w.d_new_values.stride(1)};
+    const cuda::Progress progress = {&items, w.ready.data()};
     const auto segments = static_cast<int64_t>(problem.offsets.size()) - 1;
     w.d_start = at::full({segments, heads, 128, 128}, NAN, at::kFloat);
     const std::vector<cuda::Piece>& pieces = tables.pieces;
@@ -168,7 +176,8 @@ Walk walk(const GdnCase& problem, const Run& run) {
             problem.dS_end.defined() && !run.summary ? problem.dS_end.data_ptr<float>() : nullptr,
         .d_start = w.d_start.data_ptr<float>(),
         .d_states = run.summary ? nullptr : w.d_states.data(),
-        .d_new_values = run.summary ? nullptr : w.d_new_values.data(),
+        .d_new_values = rows,
+        .progress = run.summary ? cuda::Progress{} : progress,
         .may_truncate = run.may_truncate,
         .summary_floor = run.summary_floor};
     simt::launch(
@@ -178,6 +187,10 @@ Walk walk(const GdnCase& problem, const Run& run) {
          .shared_bytes = cuda::StateGradientLayout::kSharedBytes,
          .seed = run.seed},
         [&] { cuda::state_gradient_kernel(p); });
+    if (!run.summary) {
+        EXPECT_EQ(items, 0U);
+        EXPECT_EQ(w.ready, std::vector<uint32_t>(images, cuda::kHalves));
+    }
     return w;
 }
 
@@ -236,22 +249,12 @@ void check_new_values(const Walk& w, double bar) {
     const int64_t heads = problem.inputs.v.size(1);
     for (int64_t head = 0; head < heads; ++head) {
         for (std::size_t c = 0; c < w.chunks.size(); ++c) {
-            const auto at = static_cast<std::size_t>(head) * w.chunks.size() + c;
-            at::Tensor Z = at::empty({64, 128}, at::kDouble);
-            for (int64_t half = 0; half < 2; ++half) {
-                Z.slice(1, 64 * half, 64 * half + 64)
-                    .copy_(from_panels(w.d_new_values.data() + at * cuda::kRowsBytes +
-                                           static_cast<std::size_t>(half) * cuda::kPanelBytes,
-                                       64, 64, w.exponent(head)));
-            }
             const auto& chunk = w.chunks[c];
+            const at::Tensor Z = w.rows(w.d_new_values, chunk, head) * std::exp2(w.exponent(head));
             const at::Tensor T = w.factors(chunk, head).T;
-            const at::Tensor actual = w.rows(problem.inputs.beta, chunk, head).unsqueeze(1) *
-                                      at::matmul(T.t(), Z.slice(0, 0, chunk.tokens));
+            const at::Tensor actual =
+                w.rows(problem.inputs.beta, chunk, head).unsqueeze(1) * at::matmul(T.t(), Z);
             EXPECT_LT(relative_error(actual, w.rows(d_v, chunk, head)), bar) << c << " " << head;
-            if (chunk.tokens < 64) {
-                EXPECT_EQ(Z.slice(0, chunk.tokens, 64).abs().max().item<double>(), 0.0);
-            }
         }
     }
 }

@@ -192,10 +192,14 @@ void tensor_load_multicast(uint32_t to,
     }
 }
 
-void tensor_store(const TensorMap* map, uint32_t from, TensorPosition position, const Site& site) {
+void tensor_store(
+    const TensorMap* map, uint32_t from, TensorPosition position, uint32_t said, const Site& site) {
     const auto& origin = at("tensor_store", site);
     simt::check_box(*map, origin);
     const uint32_t bytes = simt::box_bytes(*map);
+    if (said != bytes) {
+        simt::fault(origin, fmt::format("is said to store {} bytes; its box has {}", said, bytes));
+    }
     const simt::Place source = simt::own_place(from, bytes, simt::kTensorAlignment);
     simt::start_store(source, bytes, origin, [=, copy = *map](const simt::Bytes& data) {
         simt::write_box(copy, position, source.offset, data);

@@ -62,6 +62,22 @@ inline void atomic_max_global(uint32_t* address,
     check_global_access(address, sizeof(value), true, site);
     *address = *address < value ? value : *address;
 }
+inline uint32_t atomic_add_global(uint32_t* address,
+                                  uint32_t value,
+                                  const Site& site = Site::current()) {
+    check_global_access(address, sizeof(value), true, site);
+    const uint32_t before = *address;
+    *address += value;
+    return before;
+}
+inline void release_add_global(uint32_t* address,
+                               uint32_t value,
+                               const Site& site = Site::current()) {
+    atomic_add_global(address, value, site);
+}
+inline uint32_t load_acquire_global(const uint32_t* address, const Site& site = Site::current()) {
+    return load_global(address, site);
+}
 
 struct TensorPosition {
     int32_t x, y, z;
@@ -91,6 +107,7 @@ void tensor_load_multicast(uint32_t to,
 void tensor_store(const TensorMap* map,
                   uint32_t from,
                   TensorPosition at,
+                  uint32_t bytes = 8192,
                   const Site& site = Site::current());
 void bulk_commit(const Site& site = Site::current());
 void wait_for_stores(uint32_t pending, bool reads_only, const Site& site);

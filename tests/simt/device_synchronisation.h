@@ -32,5 +32,10 @@ inline void mbarrier_wait_sleeping(uint32_t barrier,
 void fence_mbarrier_init(const Site& site = Site::current());
 void fence_proxy_async(const Site& site = Site::current());
 void fence_cluster(const Site& site = Site::current());
+// Global memory is the same for all at once, and kernels run one after another.
+inline void fence_global() {}
+inline void fence_proxy_async_global() {}
+inline void launch_dependents() {}
+inline void wait_for_prerequisites() {}
 
 }  // namespace hybridcp::device

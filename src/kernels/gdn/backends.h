@@ -22,6 +22,7 @@ struct Problem {
     std::int64_t chunk_size = 64;
     double summary_floor = GdnOptions::kExactSummary;
     bool keep_intermediates = true;
+    double kept_share = 1.0;
 
     [[nodiscard]] std::int64_t num_tokens() const { return inputs.q.size(0); }
     [[nodiscard]] std::int64_t num_segments() const {
@@ -52,11 +53,11 @@ void check_optional_shape(const at::Tensor& tensor, const char* name, at::IntArr
 struct CudaLimits {
     /// Backward takes so many heads at once that what its kernels leave for each other stays within
     /// this, or one key head.
-    std::int64_t image_bytes = std::int64_t{1} << 30;
-    /// Forward keeps what backward needs of it up to this much; then backward's kernels leave for
-    /// each other two fifths as much, or kept_image_bytes.
+    std::int64_t image_bytes = std::int64_t{1280} << 20;
+    /// Forward keeps what backward needs of it if all of that is within this; then the limit on
+    /// what backward's kernels leave for each other is the other.
     std::int64_t kept_bytes = std::int64_t{4} << 30;
-    std::int64_t kept_image_bytes = std::int64_t{384} << 20;
+    std::int64_t kept_image_bytes = std::int64_t{640} << 20;
     /// A segment of so many chunks of 64 tokens is two parts for summaries: in parts a head that
     /// forgets nothing takes less time, but joining two takes that of some fifteen chunks.
     std::int64_t chunks_of_two_summary_parts = 256;

@@ -110,6 +110,10 @@ Problem make_problem(const GdnInputs& inputs,
         throw UsageError(fmt::format("gdn: chunk_size is {}; it must be in 1..256 (64 is usual)",
                                      options.chunk_size));
     }
+    if (!(options.kept_share >= 0.0 && options.kept_share <= 1.0)) {
+        throw UsageError(fmt::format("gdn: kept_share is {}; it must be in [0, 1] (1 is usual)",
+                                     options.kept_share));
+    }
     return {.inputs = {.q = inputs.q.detach(),
                        .k = inputs.k.detach(),
                        .v = inputs.v.detach(),
@@ -121,7 +125,8 @@ Problem make_problem(const GdnInputs& inputs,
             .use_qk_l2norm = options.use_qk_l2norm,
             .chunk_size = options.chunk_size,
             .summary_floor = options.summary_floor.value_or(GdnOptions::kExactSummary),
-            .keep_intermediates = options.keep_intermediates};
+            .keep_intermediates = options.keep_intermediates,
+            .kept_share = options.kept_share};
 }
 
 }  // namespace gdn

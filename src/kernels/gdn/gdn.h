@@ -64,6 +64,8 @@ struct GdnOptions {
     /// forward() may keep what backward() else makes again, where that is faster and fits in memory
     /// (fused on CUDA): for a forward pass that backward follows at once.
     bool keep_intermediates = true;
+    /// The share of them that it keeps, in [0, 1]: less makes forward faster and backward slower.
+    double kept_share = 1.0;
     static constexpr double kFastSummary = -25.0;
     static constexpr double kExactSummary = -104.0;
 };

@@ -29,6 +29,12 @@ HCP_DEVICE void arrive_beside_copy(uint32_t barrier) {
         mbarrier_arrive(barrier);
     }
 }
+/// The same where that lane is alone.
+HCP_DEVICE void arrive_beside_copy_alone(uint32_t barrier) {
+    for (int lane = 1; kRacecheck && lane < 32; ++lane) {
+        mbarrier_arrive(barrier);
+    }
+}
 /// Calls `arrive` in the place of `Warps` warps that do not arrive themselves; the lanes have met.
 template <uint32_t Warps, class Arrive>
 HCP_DEVICE void in_place_of_warps(Arrive arrive) {

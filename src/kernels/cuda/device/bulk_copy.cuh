@@ -62,10 +62,12 @@ HCP_DEVICE void tensor_load_multicast(
         "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(blocks)
         : "memory");
 }
-/// Stores one box; elements outside the tensor are dropped.
-HCP_DEVICE void tensor_store(const TensorMap* map, uint32_t from, TensorPosition at) {
-    constexpr uint32_t kBoxBytes = 8192;  // of 64 x 64
-    touch_source(from, kBoxBytes);
+/// Stores one box, of so many bytes; elements outside the tensor are dropped.
+HCP_DEVICE void tensor_store(const TensorMap* map,
+                             uint32_t from,
+                             TensorPosition at,
+                             uint32_t bytes = 8192) {
+    touch_source(from, bytes);
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
         "r"(from), "r"(at.x), "r"(at.y), "r"(at.z)

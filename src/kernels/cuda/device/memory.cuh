@@ -112,5 +112,18 @@ HCP_DEVICE void store_global(T* address, T value) {
 HCP_DEVICE void atomic_max_global(uint32_t* address, uint32_t value) {
     atomicMax(address, value);
 }
+/// Returns what was there.
+HCP_DEVICE uint32_t atomic_add_global(uint32_t* address, uint32_t value) {
+    return atomicAdd(address, value);
+}
+/// After this thread's stores, for who sees the sum by load_acquire_global, in any kernel.
+HCP_DEVICE void release_add_global(uint32_t* address, uint32_t value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+HCP_DEVICE uint32_t load_acquire_global(const uint32_t* address) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
 
 }  // namespace hybridcp::device

@@ -88,6 +88,23 @@ HCP_DEVICE void mbarrier_wait_sleeping(uint32_t barrier, uint32_t parity, uint32
 HCP_DEVICE void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+/// Makes this thread's global memory writes visible to all that see what it writes after.
+HCP_DEVICE void fence_global() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+/// Orders this thread's view of global memory with its copies, before and after.
+HCP_DEVICE void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+/// The next kernel, if it was launched for that, may begin where all blocks of this one have said
+/// so, or ended.
+HCP_DEVICE void launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+/// Waits until the kernel before this one, which it was launched to overlap, has ended.
+HCP_DEVICE void wait_for_prerequisites() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 /// Makes this thread's shared memory writes visible to wgmma and TMA; before the synchronisation
 /// that hands over.
 HCP_DEVICE void fence_proxy_async() {

@@ -13,6 +13,7 @@
 
 #include "hybridcp/error.h"
 #include "kernels/gdn/backends.h"
+#include "kernels/gdn/cuda/images.h"
 #include "kernels/gdn/cuda/launch.h"
 #include "kernels/gdn/cuda/rows.h"
 #include "kernels/gdn/cuda/segment_tables.h"
@@ -85,9 +86,9 @@ class CudaCall final : public GdnCall {
             1, (problem_.key_heads() + parts - 1) / std::max<std::int64_t>(parts, 1));
         // Fewer heads at once: more pieces of a segment.
         part_tables_ =
-            segment_tables(problem_.segments, v_.device(),
-                           heads_of_part_ * problem_.value_heads() / problem_.key_heads(),
-                           limits.chunks_of_two_summary_parts);
+            segment_tables(problem_.segments, v_.device(), heads_of_part_ * group(),
+                           limits.chunks_of_two_summary_parts, keeps_ ? problem_.kept_share : 0.0);
+        keeps_ = part_tables_->cut.kept > 0;
     }
 
     /// The gates are on the device: telling would wait for it.
@@ -131,24 +132,29 @@ class CudaCall final : public GdnCall {
         checkpoints_ = at::empty({problem_.value_heads(), part_tables_->num_checkpoints,
                                   std::int64_t{cuda::kCheckpointFloats}},
                                  g_.options());
-        kept_ = keeps_ ? new_images(Part{0, problem_.key_heads(), 0, problem_.value_heads()})
-                       : Images();
+        release_intermediates();
+        if (keeps_) {
+            images_ = new_images(all_heads(), true);
+            complete_ = part_tables_->cut.kept == part_tables_->cut.length;
+        }
         check_launch(kernels_.forward(on_stream(), {.o = rows_of(result.o),
                                                     .start = floats_of(S_start_),
                                                     .end = floats_of(result.S_end),
                                                     .q_norms = floats_of(norms_[0]),
                                                     .k_norms = floats_of(norms_[1]),
                                                     .checkpoints = checkpoints_from(0),
-                                                    .states = bytes_of(kept_.states),
-                                                    .errors = bytes_of(kept_.errors),
-                                                    .inverses = bytes_of(kept_.inverses)}),
+                                                    .images = keeps_ ? images_.view(all_heads())
+                                                                     : cuda::ForwardImages{}}),
                      "forward");
         result.o = narrowed_rows(result.o, problem_.value_dim());
         result.S_end = narrowed(result.S_end, problem_.value_dim());
         return result;
     }
 
-    void release_intermediates() override { kept_ = Images(); }
+    void release_intermediates() override {
+        images_ = ForwardImages();
+        complete_ = false;
+    }
 
     [[nodiscard]] at::Tensor gradient_summary(const at::Tensor& d_o) override {
         check_optional_shape(d_o, "d_o", problem_.inputs.v.sizes());
@@ -159,7 +165,7 @@ class CudaCall final : public GdnCall {
             const at::Tensor d_o_rows = rows_of_gradient(d_o);
             const at::Tensor largest = largest_of(d_o_rows, at::Tensor());
             for_each_part([&](const Part& part) {
-                const Images images = images_of(part);
+                const ForwardImages images = images_of(part);
                 cuda::StateGradientView view = state_gradient_view(part, images, d_o_rows, largest);
                 view.d_start = states_of(dS, part);
                 view.summary_floor = summary_floor();
@@ -189,9 +195,11 @@ class CudaCall final : public GdnCall {
         const at::Tensor largest = largest_of(d_o_rows, d_end);
         for_each_part(
             [&](const Part& part) { backward_of(part, d_o_rows, d_end, largest, result); });
+        clear_padding(images_.dq);
+        clear_padding(images_.dk);
+        result.dq = narrowed_rows(images_.dq, problem_.key_dim());
+        result.dk = narrowed_rows(images_.dk, problem_.key_dim());
         release_intermediates();
-        result.dq = narrowed_rows(result.dq, problem_.key_dim());
-        result.dk = narrowed_rows(result.dk, problem_.key_dim());
         result.dv = narrowed_rows(result.dv, problem_.value_dim());
         result.dS_start = narrowed(result.dS_start, problem_.value_dim());
         result.dg = result.dg.to(problem_.inputs.g.scalar_type());
@@ -200,19 +208,16 @@ class CudaCall final : public GdnCall {
     }
 
   private:
-    /// Key heads and their value heads that backward takes at once: what its kernels leave for each
-    /// other lives only meanwhile.
-    struct Part {
-        std::int64_t first_key_head, key_heads;
-        std::int64_t first_value_head, value_heads;
-    };
+    using Part = HeadPart;
     template <typename Body>
     void for_each_part(Body body) const {
-        const std::int64_t group = problem_.value_heads() / problem_.key_heads();
         for (std::int64_t first = 0; first < problem_.key_heads(); first += heads_of_part_) {
             const std::int64_t heads = std::min(heads_of_part_, problem_.key_heads() - first);
-            body(Part{first, heads, first * group, heads * group});
+            body(Part{first, heads, first * group(), heads * group()});
         }
+    }
+    [[nodiscard]] std::int64_t group() const {
+        return problem_.value_heads() / std::max<std::int64_t>(problem_.key_heads(), 1);
     }
     [[nodiscard]] bool is_whole(const Part& part) const {
         return part.key_heads == problem_.key_heads();
@@ -253,9 +258,6 @@ class CudaCall final : public GdnCall {
         call.num_pieces = tables_->num_summary_parts;
         return call;
     }
-    [[nodiscard]] static RowsView from_head(const at::Tensor& x, std::int64_t head) {
-        return rows_of(x.narrow(1, head, x.size(1) - head));
-    }
     [[nodiscard]] static float* states_of(const at::Tensor& states, const Part& part) {
         constexpr std::int64_t kElements = std::int64_t{cuda::kHeadDim} * cuda::kHeadDim;
         return states.defined() ? states.data_ptr<float>() + part.first_value_head * kElements
@@ -267,61 +269,63 @@ class CudaCall final : public GdnCall {
                                       : -std::numeric_limits<float>::infinity();
     }
 
-    /// What backward needs of forward: H, E and T of every chunk (tables.h).
-    struct Images {
-        at::Tensor states, errors, inverses;
-    };
-    /// Of a head and chunk: those, and what the state gradient leaves, dH' and Z.
-    static constexpr std::int64_t kForwardBytes =
-        std::int64_t{cuda::kStateBytes} + cuda::kRowsBytes + cuda::kInverseBytes;
-    static constexpr std::int64_t kBackwardBytes = cuda::kStateBytes + cuda::kRowsBytes;
-
+    [[nodiscard]] Part all_heads() const {
+        return {0, problem_.key_heads(), 0, problem_.value_heads()};
+    }
     /// Whether forward keeps its images, and in how many parts backward takes the heads.
     [[nodiscard]] std::int64_t choose_parts(const CudaLimits& limits) {
-        const std::int64_t tiles = problem_.value_heads() * std::int64_t{tables_->num_chunks};
-        const std::int64_t kept = tiles * kForwardBytes;
-        keeps_ = problem_.keep_intermediates && kept <= limits.kept_bytes;
-        const std::int64_t bytes = tiles * kBackwardBytes + (keeps_ ? 0 : kept);
-        const std::int64_t most =
-            keeps_ ? std::max(kept / 5 * 2, limits.kept_image_bytes) : limits.image_bytes;
+        const std::int64_t kept = ForwardImages::bytes(all_heads(), tables_->num_chunks);
+        keeps_ =
+            problem_.keep_intermediates && problem_.kept_share > 0 && kept <= limits.kept_bytes;
+        const std::int64_t bytes =
+            problem_.value_heads() * tables_->num_chunks * std::int64_t{cuda::kStateBytes} +
+            (keeps_ ? 0 : kept);
+        const std::int64_t most = keeps_ ? limits.kept_image_bytes : limits.image_bytes;
         return (bytes + most - 1) / most;
     }
+    [[nodiscard]] ForwardImages new_images(const Part& part, bool with_marks) const {
+        const bool has_rows = images_.dq.defined();
+        return ForwardImages::make(part, tables_->num_chunks, has_rows ? images_.dq : new_rows(q_),
+                                   has_rows ? images_.dk : new_rows(k_), with_marks);
+    }
+    [[nodiscard]] static at::Tensor new_rows(const at::Tensor& like) {
+        return at::empty(like.sizes(), like.options().memory_format(at::MemoryFormat::Contiguous));
+    }
 
-    /// What forward kept, or makes it again; then kept for the next method if it is that of all
-    /// heads.
-    [[nodiscard]] Images images_of(const Part& part) {
+    /// What forward kept, and the rest made again; then there for the next method if it is that of
+    /// all heads.
+    [[nodiscard]] ForwardImages images_of(const Part& part) {
         HCP_CHECK(norms_.defined(), "gdn: gradients need forward first");
-        if (kept_.states.defined()) {
-            const auto of_part = [&part](const at::Tensor& x) {
-                return x.narrow(0, part.first_value_head, part.value_heads);
-            };
-            return {.states = of_part(kept_.states),
-                    .errors = of_part(kept_.errors),
-                    .inverses = of_part(kept_.inverses)};
+        const ForwardImages images = images_.defined() ? images_.of(part) : new_images(part, false);
+        if (complete_) {
+            return images;
         }
-        const Images images = new_images(part);
-        cuda::CallView call = on_stream(part);
-        call.pieces = part_tables_->runs();
-        call.num_pieces = part_tables_->num_runs;
-        check_launch(kernels_.remake(call, {.start = states_of(S_start_, part),
-                                            .checkpoints = checkpoints_from(part.first_value_head),
-                                            .states = bytes_of(images.states),
-                                            .errors = bytes_of(images.errors),
-                                            .inverses = bytes_of(images.inverses)}),
+        check_launch(kernels_.remake(on_stream(part),
+                                     {.runs = part_tables_->runs(),
+                                      .num_runs = part_tables_->num_runs,
+                                      .start = states_of(S_start_, part),
+                                      .checkpoints = checkpoints_from(part.first_value_head),
+                                      .images = images.view(part)}),
                      "forward again");
         if (is_whole(part)) {
-            kept_ = images;
+            images_ = images;
+            complete_ = true;
+        } else {  // the next part's go to the same dq and dk
+            images_.dq = images.dq;
+            images_.dk = images.dk;
         }
         return images;
     }
     [[nodiscard]] cuda::Checkpoints checkpoints_from(std::int64_t head) const {
-        return {.segments = part_tables_->segment_runs(),
+        return {.cut = part_tables_->cut,
+                .first = part_tables_->first_checkpoints(),
                 .data = floats_of(checkpoints_) +
                         head * part_tables_->num_checkpoints * cuda::kCheckpointFloats,
-                .of_head = part_tables_->num_checkpoints};
+                .of_head = part_tables_->num_checkpoints,
+                .first_head = static_cast<std::int32_t>(head)};
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
-                                                              const Images& images,
+                                                              const ForwardImages& images,
                                                               const at::Tensor& d_o,
                                                               const at::Tensor& largest) const {
         cuda::StateGradientView view{};
@@ -349,18 +353,6 @@ class CudaCall final : public GdnCall {
                    ? reinterpret_cast<std::uint32_t*>(largest.data_ptr<std::int32_t>()) + head
                    : nullptr;
     }
-    [[nodiscard]] at::Tensor new_images(const Part& part, std::uint32_t bytes) const {
-        return at::empty({part.value_heads, tables_->num_chunks, std::int64_t{bytes}},
-                         g_.options().dtype(at::kByte));
-    }
-    [[nodiscard]] Images new_images(const Part& part) const {
-        return {.states = new_images(part, cuda::kStateBytes),
-                .errors = new_images(part, cuda::kRowsBytes),
-                .inverses = new_images(part, cuda::kInverseBytes)};
-    }
-    [[nodiscard]] static std::uint8_t* bytes_of(const at::Tensor& image) {
-        return image.defined() ? image.data_ptr<std::uint8_t>() : nullptr;
-    }
     [[nodiscard]] static at::Tensor rows_of_gradient(const at::Tensor& d_o) {
         return with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
     }
@@ -370,45 +362,43 @@ class CudaCall final : public GdnCall {
                      const at::Tensor& d_end,
                      const at::Tensor& largest,
                      const GdnGradients& result) {
-        const Images images = images_of(part);
-        const at::Tensor d_states = new_images(part, cuda::kStateBytes);
-        const at::Tensor d_new_values = new_images(part, cuda::kRowsBytes);
+        const ForwardImages images = images_of(part);
+        const at::Tensor d_states = new_image(part, tables_->num_chunks, cuda::kStateBytes, q_);
+        const at::Tensor progress =
+            at::empty({1 + part.value_heads * tables_->num_chunks}, g_.options().dtype(at::kInt));
+        auto* const counts = reinterpret_cast<std::uint32_t*>(progress.data_ptr<std::int32_t>());
         cuda::StateGradientView walk = state_gradient_view(part, images, d_o, largest);
         walk.d_end = states_of(d_end, part);
         walk.d_start = states_of(result.dS_start, part);
         walk.d_states = bytes_of(d_states);
-        walk.d_new_values = bytes_of(d_new_values);
+        walk.d_new_values = from_head(result.dv, part.first_value_head);
+        walk.progress = {.items = counts, .ready = counts + 1};
         check_launch(kernels_.state_gradient(on_stream(part), walk), "state gradient");
         const cuda::GradientsView view{.d_o = walk.d_o,
                                        .q_norms = walk.q_norms,
                                        .k_norms = walk.k_norms,
-                                       .states = bytes_of(images.states),
-                                       .errors = bytes_of(images.errors),
-                                       .inverses = walk.inverses,
+                                       .images = images.view(part),
                                        .d_states = walk.d_states,
-                                       .d_new_values = walk.d_new_values,
+                                       .progress = walk.progress,
                                        .largest_gradients = walk.largest,
-                                       .dq = from_head(result.dq, part.first_key_head).data,
-                                       .dk = from_head(result.dk, part.first_key_head).data,
-                                       .dv = from_head(result.dv, part.first_value_head).data,
+                                       .dq = from_head(images.dq, part.first_key_head).data,
+                                       .dk = from_head(images.dk, part.first_key_head).data,
+                                       .dv = walk.d_new_values,
                                        .dg = floats_of(result.dg) + part.first_value_head,
                                        .dbeta = floats_of(result.dbeta) + part.first_value_head,
                                        .gate_token_stride = problem_.value_heads()};
         check_launch(kernels_.gradients(on_stream(part), view), "gradients");
     }
 
+    /// dq and dk later.
     [[nodiscard]] GdnGradients new_gradients() const {
-        const auto like = [](const at::Tensor& x) {
-            return at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
-        };
-        GdnGradients result{.dq = like(q_),
-                            .dk = like(k_),
-                            .dv = like(v_),
-                            .dg = like(g_),
+        GdnGradients result{.dq = {},
+                            .dk = {},
+                            .dv = new_rows(v_),
+                            .dg = new_rows(g_),
                             .dbeta = at::empty(g_.sizes(), g_.options()),
                             .dS_start = new_states()};
-        for (const at::Tensor* x :
-             {&result.dq, &result.dk, &result.dv, &result.dg, &result.dbeta}) {
+        for (const at::Tensor* x : {&result.dv, &result.dg, &result.dbeta}) {
             clear_padding(*x);
         }
         return result;
@@ -457,8 +447,9 @@ class CudaCall final : public GdnCall {
     at::Tensor largest_values_;  // [Hv]: of v and S_start, for fp16
     at::Tensor checkpoints_;     // [Hv, checkpoints of a head, ...] (tables.h), for runs of a part
     at::Tensor transitions_;     // M of the parts that summaries are joined from
-    Images kept_;
-    bool keeps_ = false;
+    ForwardImages images_;
+    bool complete_ = false;  // images_ has all chunks of all heads
+    bool keeps_ = false;     // forward leaves some of them
     std::int64_t heads_of_part_ = 0;
 };
 

@@ -65,11 +65,35 @@ HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
     device::fence_proxy_async();
 }
 
+/// The chunks of a run and head that forward did not keep.
+HCP_DEVICE Walk remake_walk(const ForwardParams& p, int32_t item) {
+    const int32_t heads = heads_of_class(p.shape.value_heads);
+    const Run* from = p.runs + item / heads;
+    const Run run = {device::load_global(&from->segment), device::load_global(&from->first_chunk),
+                     device::load_global(&from->chunks), device::load_global(&from->index),
+                     device::load_global(&from->head_class)};
+    const int32_t first_class = p.checkpoints.first_head % kHeadClasses;
+    const int32_t head =
+        item % heads * kHeadClasses + (run.head_class + kHeadClasses - first_class) % kHeadClasses;
+    if (head >= p.shape.value_heads) {
+        Walk none = {};
+        none.from_start = true;
+        return none;
+    }
+    const Piece piece = {run.segment, run.first_chunk, run.chunks, 0, 1};
+    Walk walk = walk_run(run, begin_walk(piece, p.shape, p.chunks, head), p.checkpoints);
+    walk.end = walk.begin + unkept_chunks(p, walk);
+    return walk;
+}
+
 template <class Config>
 HCP_DEVICE Walk forward_walk(const ForwardParams& p,
                              const ForwardShared<Config>& shared,
                              bool& identity) {
     const auto item = static_cast<int32_t>(device::block_index() / Config::kCluster);
+    if constexpr (Config::kRemake) {
+        return remake_walk(p, item);
+    }
     const int32_t head = item % p.shape.value_heads, piece_index = item / p.shape.value_heads;
     identity = piece_index >= p.num_pieces;
     const Piece piece =
@@ -82,8 +106,6 @@ HCP_DEVICE Walk forward_walk(const ForwardParams& p,
             walk.begin = walk.main;  // M is zero
         }
         return walk;
-    } else if constexpr (Config::kRemake) {
-        return walk_run(piece, segment);
     } else {
         return walk_piece(piece, segment, order, p.gates, p.may_truncate, shared.gates(0));
     }
@@ -116,6 +138,9 @@ HCP_DEVICE void forward_role(const ForwardParams& p,
 template <class Config>
 HCP_DEVICE void forward_kernel(const ForwardParams& p) {
     const ForwardShared<Config> shared = {device::shared_base(), device::cluster_rank()};
+    if constexpr (Config::kRemake) {
+        device::launch_dependents();
+    }
     if (device::thread_index() == 0) {
         init_forward_barriers(shared);
     }

@@ -4,6 +4,7 @@
 // every other chunk (the other block makes the rest), which they write into the block's stage of
 // updates and send to the other block.
 
+#include "kernels/gdn/cuda/forward_runs.cuh"
 #include "kernels/gdn/cuda/forward_tokens.cuh"
 #include "kernels/gdn/cuda/inverse.cuh"
 
@@ -156,6 +157,7 @@ struct KeyWarpgroup {
         device::fence_proxy_async();
         device::sync_warp();
     }
+    template <bool kSaves>
     HCP_DEVICE void hand_over(int i) {
         const uint32_t full = shared.template barrier<Config::kUpdateFull, Config::kUpdates>(i);
         if (device::arrives_for_warp()) {
@@ -177,7 +179,6 @@ struct KeyWarpgroup {
         }
     }
 
-    static constexpr bool kSaves = Config::kKeep || Config::kRemake;
     /// T; one thread, after the fences of all that wrote it.
     HCP_DEVICE void save_inverse(int i) {
         const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
@@ -185,9 +186,10 @@ struct KeyWarpgroup {
         device::bulk_commit();
     }
     /// The chunk's T may be written: that before it has left, and the second warpgroup has read it.
+    template <bool kSaves>
     HCP_DEVICE void wait_inverse_free(int i) {
-        if (kSaves && device::thread_index() % 128 == 0) {
-            device::bulk_wait_read<0>();
+        if constexpr (kSaves) {
+            finish_inverse();
         }
         if (inverse_lent) {
             wait_between(shared, kInverseRead, own_use(walk, i) - 1);
@@ -198,6 +200,7 @@ struct KeyWarpgroup {
     }
 
     /// From K K^T to T; T^T diag(e^{B - b} r_k) is the first operand of X.
+    template <bool kSaves>
     HCP_DEVICE void make_inverse(uint32_t (&a)[4][4], int i, bool is_read) {
         shared.template wait_full<Config::kKeyFull, Config::kKeys>(i);
         issue_tokens(kk, shared.keys(i), shared.keys(i));
@@ -207,7 +210,7 @@ struct KeyWarpgroup {
         load_rows(shared.gates(i));
         device::wgmma_wait<0>();
         device::keep_registers(kk);
-        wait_inverse_free(i);
+        wait_inverse_free<kSaves>(i);
         inverse_lent = is_read;
         const uint32_t corner = write_diagonal(decays);
         if (is_read) {
@@ -223,10 +226,11 @@ struct KeyWarpgroup {
         }
     }
 
+    template <bool kSaves>
     HCP_DEVICE void step(int i) {
         const bool main = i >= walk.catch_up();
         uint32_t a[4][4];
-        make_inverse(a, i, Config::kOutput && main);
+        make_inverse<kSaves>(a, i, Config::kOutput && main);
         float x[64];
         issue_x(x, a, i);
         if (Config::kOutput && main) {
@@ -240,18 +244,45 @@ struct KeyWarpgroup {
         wait_stage(i);
         finish_x(x, a);
         write_x(x, i);
-        hand_over(i);
+        hand_over<kSaves>(i);
+    }
+    /// A loop for chunks that are kept and one for the others: none is longer than it must be, for
+    /// the instruction cache.
+    HCP_DEVICE void run_keeping(int& i) {
+        KeptChunks kept;
+        while (i < walk.count()) {
+            kept.go_to(p, walk, i);
+            for (; i < kept.first; i += 2) {
+                step<false>(i);
+            }
+            if (i < kept.stop) [[unlikely]] {
+                for (; i < kept.stop; i += 2) {
+                    step<true>(i);
+                }
+            }
+            finish_inverse();
+        }
+    }
+    /// The latest T has left.
+    HCP_DEVICE static void finish_inverse() {
+        if (device::thread_index() % 128 == 0) {
+            device::bulk_wait_read<0>();
+        }
     }
     HCP_DEVICE void run() {
         constexpr int kTurns = 2 * Config::kKeyWarpgroups;
         auto i = static_cast<int>(shared.rank + 2 * index);
-        for (; i < walk.count(); i += kTurns) {
-            step(i);
+        if constexpr (Config::kKeep) {
+            run_keeping(i);
+        } else {
+            for (; i < walk.count(); i += kTurns) {
+                step<Config::kRemake>(i);
+            }
         }
         if (inverse_lent) {
             wait_between(shared, kInverseRead, own_use(walk, i) - 1);
         }
-        if (kSaves && device::thread_index() % 128 == 0) {
+        if ((Config::kKeep || Config::kRemake) && device::thread_index() % 128 == 0) {
             device::bulk_wait<0>();
         }
     }

@@ -3,12 +3,13 @@
 // Parameters, configurations and shared memory of the forward kernel (forward.cuh).
 
 #include "kernels/gdn/cuda/head_scale.cuh"
+#include "kernels/gdn/cuda/panel_rows.cuh"
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Null or empty where the configuration does not use it.
 struct ForwardParams {
-    device::TensorMap q, k, v, o;  // [tokens, heads, 128] in boxes of 64 tokens x 64 columns
+    device::TensorMap q, k, v;  // [tokens, heads, 128] in boxes of 64 tokens x 64 columns
     GateInputs gates;
     Shape shape;
     const Chunk* chunks;
@@ -20,19 +21,21 @@ struct ForwardParams {
     float* end_states;          // the same; null: not wanted
 
     // kOutput
-    uint16_t* o_rows;  // what the map of o describes, for the rows of short chunks
-    int64_t o_token_stride, o_head_stride;
+    TokenRows o;
     float* q_norms;  // [key heads, tokens]: rsqrt(|x|^2 + 1e-6); null: not wanted
     float* k_norms;
 
-    // kOutput leaves checkpoints, if not null; kRemake walks runs as pieces and begins with them.
+    // kOutput leaves checkpoints, if not null; kRemake walks runs and begins with them.
     Checkpoints checkpoints;
+    const Run* runs;
+    int32_t num_runs;
 
     // kKeep and kRemake: what backward needs of each chunk (tables.h). kRemake does not write
     // end_states.
-    uint16_t* states;    // before each chunk, divided by 2^(the head's exponent)
-    uint16_t* errors;    // E, the same
-    uint16_t* inverses;  // T
+    uint16_t* states;                // before each chunk, divided by 2^(the head's exponent)
+    TokenRows errors[kErrorPlaces];  // E, the same
+    uint16_t* inverses;              // T
+    uint8_t* kept;  // [heads, num_chunks]: whether kKeep did it; or null for kRemake: none
 
     // kSummary: end_states gets S
     float* transitions;   // M, [segments, heads, K, K]

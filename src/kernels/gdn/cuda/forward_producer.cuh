@@ -4,7 +4,7 @@
 // gates, warp 2 loads V; without, warp 0 loads K and V, warps 1 and 2 scan the gates of every other
 // chunk. Warp 3 stores what the state warpgroup stages.
 
-#include "kernels/gdn/cuda/forward_layout.cuh"
+#include "kernels/gdn/cuda/forward_runs.cuh"
 #include "kernels/gdn/cuda/pieces.cuh"
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
@@ -177,47 +177,65 @@ struct ForwardProducer {
     /// What the state warpgroup hands over with each chunk and once after the last: the output of
     /// the chunk before, and H and E of the chunk if they are kept, in the places of K and V.
     HCP_DEVICE void store_output() {
-        constexpr uint32_t kSleepNs = 20;
-        const bool leader = device::lane_index() == 0;
-        const int count = walk.count();
-        for (int i = walk.catch_up(); count > walk.catch_up() && i <= count; ++i) {
-            device::mbarrier_wait_sleeping(shared.barrier(Config::kStagedFull),
-                                           (i - walk.catch_up()) & 1, kSleepNs);
-            if (i > walk.catch_up()) {
-                store_output_of(i - 1);
+        int i = walk.catch_up();
+        if (i == walk.count()) {
+            return;
+        }
+        if constexpr (Config::kKeep) {
+            mark_kept(p, walk);
+        }
+        KeptChunks kept;
+        kept.first = kept.stop = Config::kKeep ? 0 : walk.count();
+        while (i < walk.count()) {
+            if constexpr (Config::kKeep) {
+                kept.go_to(p, walk, i);
             }
-            const bool kept = Config::kKeep && i < count;
-            if (leader) {
-                if (kept) {
-                    store_images(i, shared.keys(i));
+            for (; i < kept.first; ++i) {
+                store_handed_over<false>(i);
+            }
+            if (Config::kKeep && i < kept.stop) [[unlikely]] {
+                for (; i < kept.stop; ++i) {
+                    store_handed_over<true>(i);
                 }
-                device::bulk_commit();
-                device::bulk_wait_read<0>();
-                device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty));
-            }
-            device::sync_warp();
-            if (kept) {
-                release_places(i);
             }
         }
+        store_handed_over<false>(i);
         device::bulk_wait<0>();
     }
-    HCP_DEVICE void store_output_of(int i) {
-        const Chunk chunk = walk.chunk(i);
-        if (chunk.tokens < kChunkTokens) {
-            store_output_rows(shared.staged(0), chunk);
-        } else if (device::lane_index() == 0) {
-            device::tensor_store(&p.o, shared.staged(0),
-                                 {64 * static_cast<int32_t>(shared.rank), walk.head, chunk.token});
+    template <bool kKept>
+    HCP_DEVICE void store_handed_over(int i) {
+        constexpr uint32_t kSleepNs = 20;
+        device::mbarrier_wait_sleeping(shared.barrier(Config::kStagedFull),
+                                       (i - walk.catch_up()) & 1, kSleepNs);
+        if (i > walk.catch_up()) {
+            store_panel(p.o, shared.staged(0), walk.chunk(i - 1), walk.head,
+                        static_cast<int32_t>(shared.rank));
+        }
+        if constexpr (kKept) {
+            store_images(i, shared.keys(i));
+        }
+        if (device::lane_index() == 0) {
+            device::bulk_commit();
+            device::bulk_wait_read<0>();
+            device::mbarrier_arrive(shared.barrier(Config::kStagedEmpty));
+        }
+        device::sync_warp();
+        if constexpr (kKept) {
+            release_places(i);
         }
     }
-    /// One lane: H from `state`, E from V's stage.
+    /// By the warp: H from `state`, E from V's stage.
     HCP_DEVICE void store_images(int i, uint32_t state) {
         const int64_t tile = walk.head * int64_t{p.shape.num_chunks} + walk.global_chunk(i);
-        device::bulk_store(p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2,
-                           state, Config::kTileBytes);
-        device::bulk_store(p.errors + (tile * kRowsBytes + shared.rank * kPanelBytes) / 2,
-                           shared.values(i), kPanelBytes);
+        if (device::lane_index() == 0) {
+            device::bulk_store(
+                p.states + (tile * kStateBytes + shared.rank * Config::kTileBytes) / 2, state,
+                Config::kTileBytes);
+        }
+        const int32_t group = p.shape.group();
+        const ErrorPlace place(walk.key_head, walk.head - walk.key_head * group, group);
+        store_panel(p.errors[place.index], shared.values(i), walk.chunk(i), place.head,
+                    static_cast<int32_t>(shared.rank));
     }
     /// In the place of the state warps, which left E and, with outputs, H there.
     HCP_DEVICE void release_places(int i) {
@@ -230,28 +248,14 @@ struct ForwardProducer {
         });
     }
 
-    /// The last chunk's: what follows it belongs to the next segment.
-    HCP_DEVICE void store_output_rows(uint32_t tile, Chunk chunk) {
-        for (auto piece = static_cast<int32_t>(device::lane_index()); piece < chunk.tokens * 8;
-             piece += 32) {
-            const int32_t row = piece / 8, column = piece % 8 * 8;
-            const auto from =
-                tile + device::swizzle_128(static_cast<uint32_t>(row * 128 + column * 2));
-            uint16_t* to = p.o_rows + (int64_t{chunk.token} + row) * p.o_token_stride +
-                           walk.head * p.o_head_stride + 64 * shared.rank + column;
-            device::store_global(reinterpret_cast<device::Word4*>(to),
-                                 device::load_shared<device::Word4>(from));
-        }
-    }
-
     HCP_DEVICE void store_remade() {
         constexpr uint32_t kSleepNs = 20;
         for (int i = 0; i < walk.count(); ++i) {
             device::mbarrier_wait_sleeping(
                 shared.template barrier<Config::kStagedFull, Config::kStaged>(i),
                 shared.template parity<Config::kStaged>(i), kSleepNs);
+            store_images(i, shared.staged(i));
             if (device::lane_index() == 0) {
-                store_images(i, shared.staged(i));
                 device::bulk_commit();
                 device::bulk_wait_read<0>();
                 device::mbarrier_arrive(

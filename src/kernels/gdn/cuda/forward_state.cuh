@@ -147,6 +147,7 @@ struct StateWarpgroup {
         }
     }
     /// E = V - gamma r_k (K H), R = beta E; E stays in v.
+    template <bool kKept>
     HCP_DEVICE void make_r(int i) {
         const uint32_t factors = shared.update(i) + Config::kTileBytes + 8 * pair;
 #pragma unroll
@@ -159,7 +160,7 @@ struct StateWarpgroup {
                 const float e0 = down() * value.x - factor.x * u[8 * j + 2 * x];
                 const float e1 = down() * value.y - factor.y * u[8 * j + 2 * x + 1];
                 state.r[j][x] = pack_operand(beta[t].x * e0, beta[t].y * e1);
-                if constexpr (Config::kKeep || Config::kRemake) {
+                if constexpr (kKept) {
                     v[j][x] = pack_operand(e0, e1);
                 }
             }
@@ -193,7 +194,7 @@ struct StateWarpgroup {
         release_keys(i);
         decay_state();
         wait_update(i);
-        make_r(i);
+        make_r<Config::kRemake>(i);
         issue_update(i);
         if constexpr (Config::kRemake) {
             save(i);
@@ -252,6 +253,7 @@ struct StateWarpgroup {
     }
 
     /// A chunk with output. What it leaves in packed_o is staged in the next step, behind products.
+    template <bool kKept>
     HCP_DEVICE void output_step(int i) {
         const int m = i - walk.catch_up();
         issue_keys(i);
@@ -262,12 +264,12 @@ struct StateWarpgroup {
         }
         device::wgmma_wait<0>();
         device::keep_registers(u);
-        if constexpr (!Config::kKeep) {
+        if constexpr (!kKept) {
             release_keys(i);  // early: the other warpgroups are up to a ring of keys ahead
         }
         if constexpr (kFp16) {
             wait_update(i);
-            if constexpr (Config::kKeep) {
+            if constexpr (kKept) {
                 save_state(i);
             }
             state.scale(decay);
@@ -275,13 +277,13 @@ struct StateWarpgroup {
             state.scale(decay);
             wait_update(i);
         }
-        make_r(i);
+        make_r<kKept>(i);
         shared.wait_queries_full(i, m);
         issue_update(i);
         if constexpr (!kFp16) {
             state.issue_rows(o, shared.queries(i));
         }
-        stage(i, m);
+        stage<kKept>(i, m);
         device::wgmma_wait<0>();
         device::keep_registers(o);
         device::keep_registers(state.h);
@@ -320,12 +322,13 @@ struct StateWarpgroup {
         }
     }
     /// Hands over, the m-th time, what chunk i keeps and the output of the chunk before it.
+    template <bool kKept>
     HCP_DEVICE void stage(int i, int m) {
         wait_staged(m);
         if (m > 0) {
             stage_output();
         }
-        if constexpr (!Config::kKeep) {
+        if constexpr (!kKept) {
             release_values(i);
         } else {
             save_errors(i);
@@ -356,9 +359,20 @@ struct StateWarpgroup {
 
     HCP_DEVICE void run_output(int i) {
         for (int from = i; i < walk.count(); from = i + 1) {
-            const int stop = SegmentRun(p, walk, from).begin_in(walk);
-            for (; i < stop; ++i) {
-                output_step(i);
+            const SegmentRun next(p, walk, from);
+            const int stop = next.begin_in(walk);
+            int plain = stop;
+            if constexpr (Config::kKeep) {
+                const int kept = next.start - walk.begin - kept_of_run(p, walk);
+                plain = device::shuffle(kept < stop ? kept : stop, 0);
+            }
+            for (; i < plain; ++i) {
+                output_step<false>(i);
+            }
+            if (Config::kKeep && i < stop) [[unlikely]] {
+                for (; i < stop; ++i) {
+                    output_step<true>(i);
+                }
             }
             if (i < walk.count()) {
                 state.store_all(SegmentRun(p, walk, i).checkpoint(p, walk, shared.rank), up());

@@ -30,10 +30,12 @@ HCP_DEVICE void init_barriers(const Block& block) {
         device::mbarrier_init(block.barrier(barrier), arrivals);
     };
     for (uint32_t tile = 0; tile < kTiles; ++tile) {
-        init(kFull + tile, tile < kOutputGradients ? 1 : warps(1));  // the others may be cleared
+        const bool is_image = tile == kInverse || tile == kStateGradient || tile == kState;
+        init(kFull + tile, is_image ? 1 : warps(1));  // the others may be cleared
         init(kEmpty + tile, warps(tile_readers(tile)));
     }
     init(kLanded, 1);
+    init(kSolvingLanded, 1);
     for (uint32_t slot = 0; slot < 2; ++slot) {
         init(kGatesFull + slot, warps(1));
         init(kGatesEmpty + slot, warps(kWarps + 1));
@@ -49,6 +51,9 @@ HCP_DEVICE void init_barriers(const Block& block) {
     init(kErasePairsEmpty, warps(4));
     init(kSumsFull, warps(kWarps));
     init(kSumsEmpty, warps(1));
+    for (uint32_t stage = 0; stage < kItemStages; ++stage) {
+        init(kItemFull + stage, 1);
+    }
     device::fence_mbarrier_init();
 }
 
@@ -57,7 +62,7 @@ HCP_DEVICE void serve(const GradientsParams& p, const Block& block) {
     const uint32_t warp = device::warp_index() % 4;
     if (warp == 0) {
         if (device::lane_index() == 0) {
-            load_solving(p, block, block.items());
+            load_solving(p, block);
         }
     } else if (warp == 1) {
         serve_gates(p, block);
@@ -73,10 +78,7 @@ HCP_DEVICE void serve(const GradientsParams& p, const Block& block) {
 template <class Config>
 HCP_DEVICE void gradients_kernel(const GradientsParams& p) {
     using namespace gradients;  // NOLINT(google-build-using-namespace)
-    const Block block = {
-        device::shared_base(), static_cast<uint32_t>(p.shape.group()), device::block_index(),
-        device::grid_blocks(),
-        static_cast<uint32_t>(p.shape.num_chunks) * static_cast<uint32_t>(p.shape.key_heads)};
+    const Block block = {device::shared_base(), static_cast<uint32_t>(p.shape.group())};
     if (device::thread_index() == 0) {
         init_barriers(block);
     }
@@ -86,11 +88,14 @@ HCP_DEVICE void gradients_kernel(const GradientsParams& p) {
         serve(p, block);
     } else {
         device::increase_registers<Config::kWorkingRegisters>();
-        const uint32_t items = block.items();
 #pragma unroll 1
-        for (uint32_t item = 0; item < items; ++item) {
+        for (uint32_t item = 0; has_item(block, item); ++item) {
             take_item(p, block, item);
         }
+    }
+    if (device::thread_index() ==
+        Config::kThreads - 1) {  // by all, kernels were not seen to overlap
+        device::wait_for_prerequisites();
     }
 }
 

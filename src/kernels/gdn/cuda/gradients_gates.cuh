@@ -116,30 +116,43 @@ HCP_DEVICE void store_decay_gradient(const GradientsParams& p,
     }
 }
 
+/// In the place of a turn: there are no more items.
+HCP_DEVICE void store_end(const Block& block, const Turn& turn) {
+    device::mbarrier_wait_sleeping(block.barrier(kGatesEmpty + turn.parity()),
+                                   ((turn.index >> 1) & 1) ^ 1, kPollNs);
+    device::sync_warp();  // all lanes have read what was there
+    if (device::lane_index() == 0) {
+        device::store_shared(block.slot(turn.index) + kItem, device::Word4{0, 0, 0, 0});
+    }
+    arrive_warp(block, kGatesFull + turn.parity());
+}
+
 /// The gates run one turn ahead.
 HCP_DEVICE void serve_gates(const GradientsParams& p, const Block& block) {
-    const uint32_t turns = block.items() * block.group;
     Item item = {};
     uint32_t floored = 0;
     Turn turn = turn_of(block, 0, 0);
 #pragma unroll 1
-    for (; turn.index <= turns; ++turn.index) {
+    do {
         const uint32_t last_floored = floored;
-        if (turn.index < turns) {
-            if (turn.member == 0) {
-                item = item_of(p, block, turn.item);
-            }
+        if (turn.member == 0) {
+            item = wait_item(p, block, turn.item);
+        }
+        if (item.span.tokens > 0) {
             floored = store_gates(p, block, item, turn);
+        } else {
+            store_end(block, turn);
         }
         if (turn.index > 0) {
             const uint32_t last_member = (turn.member > 0 ? turn.member : block.group) - 1;
             store_decay_gradient(p, block, {0, last_member, turn.index - 1}, last_floored);
         }
+        ++turn.index;
         if (++turn.member == block.group) {
             turn.member = 0;
             ++turn.item;
         }
-    }
+    } while (item.span.tokens > 0);
 }
 
 }  // namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients

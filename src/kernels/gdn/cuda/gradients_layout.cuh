@@ -5,24 +5,26 @@
 
 #include "kernels/gdn/cuda/gates.cuh"
 #include "kernels/gdn/cuda/head_scale.cuh"
+#include "kernels/gdn/cuda/panel_rows.cuh"
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
 /// Images: see problem.cuh. dq, dk, dv are contiguous [tokens, heads, 128] in bf16.
 struct GradientsParams {
-    device::TensorMap k, q;    // [128, key heads, tokens], boxes of {64, 1, 64}
-    device::TensorMap d_o;     // [128, value heads, tokens], the same boxes; unread without has_d_o
-    device::TensorMap dv_map;  // of dv, the same
+    device::TensorMap k, q;  // [64, tokens, 2 x key heads], boxes of {64, 64, 2}: both panels
+    device::TensorMap d_o;   // the same, of value heads; unread without has_d_o
+    TokenRows dv;            // the same; holds Z before
+    device::TensorMap errors[kErrorPlaces];  // the same, of E (tables.h)
     Shape shape;
     bool has_d_o;  // without it dO is 0
     GateInputs gates;
     const float *r_k, *r_q;                 // [key heads, tokens]; unread without use_qk_l2norm
     const Chunk* chunks;                    // [num_chunks]
-    const uint8_t *e, *z;                   // kRowsBytes each
+    Progress progress;                      // of the state gradient
     const uint8_t* inverse;                 // kInverseBytes
     const uint8_t *state, *state_gradient;  // kStateBytes: before the chunk, after the chunk
     const uint32_t *largest, *largest_gradients;  // [value heads]: of v and S, of dO and dS
-    uint16_t *dq, *dk, *dv;
+    uint16_t *dq, *dk;
     float *dg, *dbeta;  // [tokens, value heads], strides in elements
     int64_t dg_token_stride, dg_head_stride, dbeta_token_stride, dbeta_head_stride;
 };
@@ -105,6 +107,7 @@ enum Barrier : uint32_t {
     kFull,
     kEmpty = kFull + kTiles,
     kLanded = kEmpty + kTiles,  // loads of a short chunk
+    kSolvingLanded,             // the same of E and Z
     kGatesFull,
     kGatesEmpty = kGatesFull + 2,
     kValueGradientsReady = kGatesEmpty + 2,
@@ -118,9 +121,13 @@ enum Barrier : uint32_t {
     kErasePairsEmpty,
     kSumsFull,
     kSumsEmpty,
-    kBarriers
+    kItemFull,
+    kBarriers = kItemFull + 4
 };
-constexpr uint32_t kBarrierSpace = kColumnSums + 8 * kVectorBytes;
+/// The numbers of the items that a block has taken, for as many as its warps are apart at most.
+constexpr uint32_t kItemStages = kBarriers - kItemFull;
+constexpr uint32_t kItemNumbers = kColumnSums + 8 * kVectorBytes;
+constexpr uint32_t kBarrierSpace = kItemNumbers + 4 * kItemStages;
 constexpr uint32_t kSharedBytes = (kBarrierSpace + 8 * kBarriers + 15) & ~15U;
 static_assert(kSolved % 1024 == 0 && kBarrierSpace % 8 == 0 && kSharedBytes <= 232448);
 

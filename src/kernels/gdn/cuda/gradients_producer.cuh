@@ -21,19 +21,20 @@ HCP_DEVICE void load_image(
 
 /// Rows of one head, which has been waited for. A short chunk's complete together on a barrier of
 /// their own.
-HCP_DEVICE void load_rows(
-    const Block& block, Chunk span, Tile tile, const device::TensorMap* map, int32_t head) {
+HCP_DEVICE void load_rows(const Block& block,
+                          Chunk span,
+                          Tile tile,
+                          const device::TensorMap* map,
+                          int32_t head,
+                          Barrier landed = kLanded) {
     const bool whole = span.tokens == kChunkTokens;
-    const uint32_t barrier = whole ? block.full(tile) : block.barrier(kLanded);
+    const uint32_t barrier = whole ? block.full(tile) : block.barrier(landed);
     if (whole) {
         device::mbarrier_arrive_expect(barrier, kRowsBytes);
     } else {
         device::mbarrier_expect(barrier, kRowsBytes);
     }
-    for (int32_t half = 0; half < 2; ++half) {
-        device::tensor_load(block.tile(tile) + static_cast<uint32_t>(half) * kPanelBytes, map,
-                            barrier, {64 * half, head, span.token});
-    }
+    device::tensor_load(block.tile(tile), map, barrier, {0, span.token, 2 * head});
 }
 
 HCP_DEVICE int64_t image_of(const GradientsParams& p,
@@ -41,22 +42,6 @@ HCP_DEVICE int64_t image_of(const GradientsParams& p,
                             const Item& item,
                             const Turn& turn) {
     return int64_t{head_of(block, item.key_head, turn.member)} * p.shape.num_chunks + item.chunk;
-}
-
-/// T, E and Z, by one thread.
-HCP_DEVICE void load_solving(const GradientsParams& p, const Block& block, uint32_t items) {
-#pragma unroll 1
-    for (uint32_t i = 0; i < items; ++i) {
-        const Item item = item_of(p, block, i);
-#pragma unroll 1
-        for (uint32_t member = 0; member < block.group; ++member) {
-            const Turn turn = turn_of(block, i, member);
-            const int64_t image = image_of(p, block, item, turn);
-            load_image(block, turn, kInverse, p.inverse, image);
-            load_image(block, turn, kErrors, p.e, image);
-            load_image(block, turn, kValueGradients, p.z, image);
-        }
-    }
 }
 
 /// The other tiles of a turn by one thread, in the order in which the last turn's are released.
@@ -83,17 +68,6 @@ HCP_DEVICE void load_turn(const GradientsParams& p,
     }
 }
 
-/// Rows from `first` on, by a warp.
-HCP_DEVICE void clear_rows(uint32_t tile, uint32_t first) {
-#pragma unroll 1
-    for (uint32_t i = 8 * first + device::lane_index(); i < 8 * kChunkTokens; i += 32) {
-        for (uint32_t panel = 0; panel < 2; ++panel) {
-            // Pieces of a row change places within it: no swizzle.
-            device::store_shared(tile + panel * kPanelBytes + 16 * i, device::Word4{0, 0, 0, 0});
-        }
-    }
-}
-
 /// Zeros for the tokens beyond a short chunk, once its loads have landed.
 HCP_DEVICE void clear_beyond(const Block& block,
                              const Item& item,
@@ -110,6 +84,73 @@ HCP_DEVICE void clear_beyond(const Block& block,
     device::sync_warp();
 }
 
+/// T, E and Z of a turn by one thread.
+HCP_DEVICE void load_solving_of(const GradientsParams& p,
+                                const Block& block,
+                                const Item& item,
+                                const Turn& turn) {
+    load_image(block, turn, kInverse, p.inverse, image_of(p, block, item, turn));
+    wait_empty(block, turn.parity(), kErrors);
+    const ErrorPlace place(item.key_head, static_cast<int32_t>(turn.member),
+                           static_cast<int32_t>(block.group));
+    load_rows(block, item.span, kErrors, &p.errors[place.index], place.head, kSolvingLanded);
+    wait_empty(block, turn.parity(), kValueGradients);
+    load_rows(block, item.span, kValueGradients, &p.dv.map,
+              head_of(block, item.key_head, turn.member), kSolvingLanded);
+    if (item.span.tokens < kChunkTokens) {
+        device::mbarrier_arrive(block.barrier(kSolvingLanded));
+    } else {
+        device::arrive_beside_copy_alone(block.full(kErrors));
+        device::arrive_beside_copy_alone(block.full(kValueGradients));
+    }
+}
+/// The number of an item that no other block has; by one thread.
+HCP_DEVICE int32_t take_number(const GradientsParams& p) {
+    const auto number = static_cast<int32_t>(device::atomic_add_global(p.progress.items, 1));
+    return number < p.shape.num_chunks * p.shape.key_heads ? number : kNoItem;
+}
+/// Waits until the state gradient has left what an item needs.
+HCP_DEVICE void wait_ready(const GradientsParams& p, const Block& block, const Item& item) {
+    constexpr uint32_t kSleepNs = 100;
+    for (uint32_t member = 0; member < block.group; ++member) {
+        const uint32_t* ready =
+            p.progress.ready + int64_t{head_of(block, item.key_head, member)} * p.shape.num_chunks +
+            item.chunk;
+        while (device::load_acquire_global(ready) < kHalves) {
+            device::sleep_ns(kSleepNs);
+        }
+    }
+    device::fence_proxy_async_global();
+}
+/// Hands an item to the block's warps. One that is about to be used as its stage again was read by
+/// all: they are at most two items apart.
+HCP_DEVICE void hand_out(const Block& block, uint32_t item, int32_t number) {
+    const uint32_t stage = item % kItemStages;
+    device::store_shared(block.shared + kItemNumbers + 4 * stage, number);
+    device::mbarrier_arrive(block.barrier(kItemFull + stage));
+}
+
+/// Takes items, and loads T, E and Z. By one thread: a warp that meets in each turn took 2 %
+/// longer. The warp that stores dv clears the rows beyond short chunks.
+HCP_DEVICE void load_solving(const GradientsParams& p, const Block& block) {
+    int32_t number = take_number(p);
+    Item item = item_of(p, number);
+    uint32_t i = 0;
+#pragma unroll 1
+    for (; number != kNoItem; ++i) {
+        wait_ready(p, block, item);
+        hand_out(block, i, number);
+        number = take_number(p);  // ahead: it is far away
+        const Item next = item_of(p, number);
+#pragma unroll 1
+        for (uint32_t member = 0; member < block.group; ++member) {
+            load_solving_of(p, block, item, turn_of(block, i, member));
+        }
+        item = next;
+    }
+    hand_out(block, i, kNoItem);
+}
+
 /// dH', H, dO, Q and K, by a warp.
 HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
     uint32_t short_turns = 0;
@@ -118,13 +159,17 @@ HCP_DEVICE void load_others(const GradientsParams& p, const Block& block) {
         device::fence_proxy_async();
     }
 #pragma unroll 1
-    for (uint32_t i = 0; i < block.items(); ++i) {
-        const Item item = item_of(p, block, i);
+    for (uint32_t i = 0;; ++i) {
+        const Item item = wait_item(p, block, i);
+        if (item.span.tokens == 0) {
+            return;
+        }
         const bool is_short = item.span.tokens < kChunkTokens;
 #pragma unroll 1
         for (uint32_t member = 0; member < block.group; ++member) {
             const Turn turn = turn_of(block, i, member);
             if (device::lane_index() == 0) {
+                device::fence_proxy_async_global();  // after the item, which is ready
                 load_turn(p, block, item, turn);
             }
             device::sync_warp();

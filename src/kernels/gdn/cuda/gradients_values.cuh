@@ -6,54 +6,41 @@
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS::gradients {
 
-/// Rows of a short chunk, after which the next segment's follow.
-HCP_DEVICE void store_short_chunk(const GradientsParams& p,
-                                  const Block& block,
-                                  const Item& item,
-                                  int32_t head) {
-    const uint32_t lane = device::lane_index(), column = lane % 16 * 8;
+/// E and Z of a short chunk have landed: zeros beyond it, for the warp that loads them.
+HCP_DEVICE void clear_beyond_solving(const Block& block, const Item& item, uint32_t short_turns) {
+    device::mbarrier_wait_sleeping(block.barrier(kSolvingLanded), short_turns & 1, kPollNs);
     const auto tokens = static_cast<uint32_t>(item.span.tokens);
-#pragma unroll 1
-    for (uint32_t row = lane / 16; row < tokens; row += 2) {
-        uint16_t* to = p.dv + int64_t{item.span.token + row} * p.shape.value_row() +
-                       int64_t{head} * kHeadDim + column;
-        device::store_global(
-            reinterpret_cast<device::Word4*>(to),
-            device::load_shared<device::Word4>(element(block.tile(kValueGradients), row, column)));
-    }
+    clear_rows(block.tile(kErrors), tokens);
+    clear_rows(block.tile(kValueGradients), tokens);
     device::fence_proxy_async();
-}
-
-/// By one thread.
-HCP_DEVICE void store_whole_chunk(const GradientsParams& p,
-                                  const Block& block,
-                                  const Item& item,
-                                  int32_t head) {
-    for (int32_t half = 0; half < 2; ++half) {
-        device::tensor_store(
-            &p.dv_map, block.tile(kValueGradients) + static_cast<uint32_t>(half) * kPanelBytes,
-            {64 * half, head, item.span.token});
-    }
-    device::bulk_commit();
-    device::bulk_wait_read<0>();
+    arrive_warp(block, uint32_t{kFull} + kErrors);
+    arrive_warp(block, uint32_t{kFull} + kValueGradients);
 }
 
 /// dV lies where Z did, which TMA loads again.
 HCP_DEVICE void store_value_gradients(const GradientsParams& p, const Block& block) {
+    uint32_t short_turns = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < block.items(); ++i) {
+    for (uint32_t i = 0; has_item(block, i); ++i) {
 #pragma unroll 1
         for (uint32_t member = 0; member < block.group; ++member) {
             const Turn turn = turn_of(block, i, member);
             wait_gates(block, turn);
             const Item item = served_item(block, turn);
             const int32_t head = head_of(block, item.key_head, member);
+            if (item.span.tokens < kChunkTokens) {
+                clear_beyond_solving(block, item, short_turns++);
+            }
             device::mbarrier_wait_sleeping(block.barrier(kValueGradientsReady), turn.parity(),
                                            kPollNs);
+            const uint32_t tile = block.tile(kValueGradients);
             if (item.span.tokens < kChunkTokens) {
-                store_short_chunk(p, block, item, head);
+                store_short_panel(p.dv, tile, item.span, head, 0);
+                store_short_panel(p.dv, tile + kPanelBytes, item.span, head, 1);
             } else if (device::lane_index() == 0) {
-                store_whole_chunk(p, block, item, head);
+                device::tensor_store(&p.dv.map, tile, {0, item.span.token, 2 * head}, kRowsBytes);
+                device::bulk_commit();
+                device::bulk_wait_read<0>();
             }
             release(block, kValueGradients);
             arrive_warp(block, kGatesEmpty + turn.parity());

@@ -1,6 +1,7 @@
 #include "kernels/gdn/cuda/host_tables.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <queue>
 
@@ -44,8 +45,10 @@ struct RunSchedule {
         std::vector<std::int64_t> lengths;
         for (const cuda::Piece& segment : segments) {
             const std::int64_t runs = divide_up(segment.chunks, most_chunks);
-            lengths.insert(lengths.end(), static_cast<std::size_t>(runs * heads),
-                           divide_up(segment.chunks, runs) + kChunksToFill);
+            const std::int64_t last = segment.chunks - (runs - 1) * most_chunks;
+            lengths.insert(lengths.end(), static_cast<std::size_t>((runs - 1) * heads),
+                           most_chunks + kChunksToFill);
+            lengths.insert(lengths.end(), static_cast<std::size_t>(heads), last + kChunksToFill);
         }
         std::sort(lengths.begin(), lengths.end(), std::greater<>());
         std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ends(
@@ -81,19 +84,23 @@ struct RunSchedule {
         }
         return enough;
     }
-    /// Most chunks of a run, so that the last one ends early.
+    /// Most chunks of a run, so that the last one ends early: the segments' last runs are shorter,
+    /// so somewhat longer runs may balance better.
     [[nodiscard]] std::int64_t best_chunks() const {
         std::int64_t best = chunks_for(1);
         if (walks(best) > clusters * kMostWaves) {
             return best;
         }
         std::int64_t least = steps(best);
-        for (std::int64_t waves = 2; waves <= kMostWaves; ++waves) {
-            const std::int64_t chunks = chunks_for(waves);
-            const std::int64_t time = steps(chunks);
-            if (time < least) {
-                best = chunks;
-                least = time;
+        for (std::int64_t waves = 1; waves <= kMostWaves; ++waves) {
+            const std::int64_t shortest = chunks_for(waves);
+            const std::int64_t step = std::max<std::int64_t>(shortest / 64, 1);
+            for (std::int64_t more = 0; more <= shortest / 6; more += step) {
+                const std::int64_t time = steps(shortest + more);
+                if (time < least) {
+                    best = shortest + more;
+                    least = time;
+                }
             }
         }
         return best;
@@ -141,25 +148,49 @@ std::vector<cuda::Piece> cut(const std::vector<cuda::Piece>& segments, Count cou
     return pieces;
 }
 
+/// Those of a head class that begin in the segment.
+void add_runs_of(HostTables& tables, const cuda::Piece& segment, std::int32_t head_class) {
+    const std::int32_t count = tables.cut.run_from(segment.chunks, head_class);
+    for (std::int32_t index = 0; index < count; ++index) {
+        tables.runs.push_back({.segment = segment.segment,
+                               .first_chunk = segment.first_chunk,
+                               .chunks = segment.chunks,
+                               .index = index,
+                               .head_class = head_class});
+    }
+}
+/// How many chunks of a run are made again.
+std::int32_t unkept_chunks(const cuda::RunCut& cut, const cuda::Run& run) {
+    const std::int32_t begin = cut.start(run.index, run.head_class);
+    const std::int32_t next = cut.start(run.index + 1, run.head_class);
+    return std::max(std::min(next - cut.kept, run.chunks) - begin, 0);
+}
+
 void add_runs(HostTables& tables,
               std::size_t segments,
               std::int64_t value_heads,
-              std::int64_t clusters) {
-    tables.segment_runs.assign(segments, {.runs = 1, .first_checkpoint = 0});
+              std::int64_t clusters,
+              double kept_share) {
+    tables.first_checkpoints.assign(segments, 0);
     if (tables.whole_segments.empty()) {
         return;
     }
-    const std::int64_t most =
+    const std::int64_t length =
         RunSchedule{tables.whole_segments, value_heads, clusters}.best_chunks();
-    tables.runs =
-        cut(tables.whole_segments, [&](std::int64_t chunks) { return divide_up(chunks, most); });
-    for (const cuda::Piece& run : tables.runs) {
-        if (run.index == 0) {
-            tables.segment_runs[static_cast<std::size_t>(run.segment)] = {
-                .runs = run.pieces, .first_checkpoint = tables.num_checkpoints};
-            tables.num_checkpoints += run.pieces - 1;
+    const double kept = std::round(kept_share * static_cast<double>(length));
+    tables.cut = {static_cast<std::int32_t>(length), static_cast<std::int32_t>(kept)};
+    for (const cuda::Piece& segment : tables.whole_segments) {
+        tables.first_checkpoints[static_cast<std::size_t>(segment.segment)] =
+            tables.num_checkpoints;
+        for (std::int32_t head_class = 0; head_class < cuda::kHeadClasses; ++head_class) {
+            add_runs_of(tables, segment, head_class);
         }
+        tables.num_checkpoints += tables.cut.run_from(segment.chunks, cuda::kHeadClasses - 1) - 1;
     }
+    std::stable_sort(tables.runs.begin(), tables.runs.end(),
+                     [&](const cuda::Run& a, const cuda::Run& b) {
+                         return unkept_chunks(tables.cut, a) > unkept_chunks(tables.cut, b);
+                     });
 }
 
 /// As many parts as fill the clusters, two for each head of which a quarter forgets nothing.
@@ -178,11 +209,13 @@ void add_summary_parts(HostTables& tables,
     for (const cuda::Piece& segment : tables.whole_segments) {
         const auto parts = static_cast<std::int32_t>(
             std::clamp<std::int64_t>(2 * segment.chunks / chunks_of_two, 1, most));
-        const cuda::RunCut cut(segment.chunks, parts);
+        const auto start = [&](std::int32_t part) {
+            return static_cast<std::int32_t>(std::int64_t{part} * segment.chunks / parts);
+        };
         for (std::int32_t part = parts - 1; part >= 0; --part) {
             cuda::Piece piece = segment;
-            piece.first_chunk += cut.start(part);
-            piece.chunks = cut.start(part + 1) - cut.start(part);
+            piece.first_chunk += start(part);
+            piece.chunks = start(part + 1) - start(part);
             if (part < parts - 1) {
                 piece.segment = slot;
                 tables.joins.push_back({.segment = segment.segment, .slot = slot++});
@@ -200,7 +233,8 @@ void add_summary_parts(HostTables& tables,
 HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                             std::int64_t value_heads,
                             int multiprocessors,
-                            std::int64_t chunks_of_two_summary_parts) {
+                            std::int64_t chunks_of_two_summary_parts,
+                            double kept_share) {
     HostTables tables;
     add_chunks(tables, offsets);
     const std::int64_t share = divide_up(
@@ -208,7 +242,7 @@ HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
     tables.pieces =
         cut(tables.whole_segments, [&](std::int64_t chunks) { return num_pieces(chunks, share); });
     const std::int64_t clusters = std::max(multiprocessors / 2, 1);
-    add_runs(tables, offsets.size() - 1, value_heads, clusters);
+    add_runs(tables, offsets.size() - 1, value_heads, clusters, kept_share);
     add_summary_parts(tables, offsets.size() - 1, value_heads, clusters,
                       chunks_of_two_summary_parts);
     return tables;

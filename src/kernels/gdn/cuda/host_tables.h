@@ -10,27 +10,30 @@
 namespace hybridcp::gdn {
 
 /// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for
-/// each piece, value head and half of V. Runs (tables.h) are pieces whose entry state is kept.
-/// Longest pieces first.
+/// each piece, value head and half of V. Longest pieces and runs (tables.h) first.
 struct HostTables {
     /// The summary at `slot` comes before that at `segment`.
     struct Join {
         std::int32_t segment, slot;
     };
     std::vector<cuda::Chunk> chunks;
-    std::vector<cuda::Piece> pieces, whole_segments, runs;
+    std::vector<cuda::Piece> pieces, whole_segments;
+    cuda::RunCut cut{1, 0};
+    std::vector<cuda::Run> runs;
     /// For summaries a long segment is cut in parts that are segments of their own: the last at
     /// its place among the segments, the others behind all, joined in the order of `joins`.
     std::vector<cuda::Piece> summary_parts;
     std::vector<Join> joins;
     std::vector<std::int64_t> empty_segments;
-    std::vector<cuda::SegmentRuns> segment_runs;
-    std::int32_t num_checkpoints = 0;  // of a head
+    std::vector<std::int32_t> first_checkpoints;  // of segments
+    std::int32_t num_checkpoints = 0;             // of a head
 };
-/// A segment of `chunks_of_two_summary_parts` or more is cut in parts for summaries.
+/// A segment of `chunks_of_two_summary_parts` or more is cut in parts for summaries. Forward keeps
+/// `kept_share` of each run.
 [[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                                           std::int64_t value_heads,
                                           int multiprocessors,
-                                          std::int64_t chunks_of_two_summary_parts = 256);
+                                          std::int64_t chunks_of_two_summary_parts = 256,
+                                          double kept_share = 0.0);
 
 }  // namespace hybridcp::gdn

@@ -40,20 +40,6 @@ const char* text(cudaError_t error) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-/// A launch of `grid`, with its cluster in `attribute`.
-cudaLaunchConfig_t config_of(const Grid& grid, cudaLaunchAttribute& attribute, void* stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {grid.cluster, 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
-    config.blockDim = dim3(grid.threads);
-    config.dynamicSmemBytes = grid.shared_bytes;
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return config;
-}
-
 template <class Params>
 const char* allow_shared_memory(void (*kernel)(Params), const Grid& grid) {
     return text(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -61,13 +47,30 @@ const char* allow_shared_memory(void (*kernel)(Params), const Grid& grid) {
                                      static_cast<int>(grid.shared_bytes)));
 }
 
+/// Whether blocks may begin before the kernel before this one has ended, when that allows it.
+enum class Order { kAfter, kOverlapping };
+
 template <class Params>
-const char* launch(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream) {
+const char* launch(void (*kernel)(Params),
+                   const Params& params,
+                   const Grid& grid,
+                   void* stream,
+                   Order order = Order::kAfter) {
     if (const char* error = allow_shared_memory(kernel, grid)) {
         return error;
     }
-    cudaLaunchAttribute attribute{};
-    const cudaLaunchConfig_t config = config_of(grid, attribute, stream);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = order == Order::kOverlapping ? 1 : 0;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {grid.cluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+    config.blockDim = dim3(grid.threads);
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    config.numAttrs = grid.cluster > 1 ? 2 : 1;
     return text(cudaLaunchKernelEx(&config, kernel, params));
 }
 
@@ -83,21 +86,15 @@ const char* first_of(std::initializer_list<const char*> errors) {
 
 }  // namespace
 
-const char* make_map(device::TensorMap& map, const RowsView& rows, int32_t tokens, int32_t heads) {
+const char* encode(device::TensorMap& map, const MapShape& shape) {
     if (encode_tiled() == nullptr) {
         return "the driver has no cuTensorMapEncodeTiled";
     }
-    constexpr cuuint64_t kElementBytes = 2;
-    const cuuint64_t extent[3] = {kHeadDim, static_cast<cuuint64_t>(heads),
-                                  static_cast<cuuint64_t>(tokens)};
-    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(rows.head_stride) * kElementBytes,
-                                   static_cast<cuuint64_t>(rows.token_stride) * kElementBytes};
-    const cuuint32_t box[3] = {64, 1, kChunkTokens};
     const cuuint32_t steps[3] = {1, 1, 1};
-    const CUresult result =
-        encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, rows.data, extent, strides, box,
-                       steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode_tiled()(
+        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, shape.data, shape.extent, shape.stride_bytes,
+        shape.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled refused a tensor";
 }
 
@@ -112,12 +109,12 @@ const char* launch_walk(const CallView& call, const View& view) {
     if (const char* error = fill(p, call, view)) {
         return error;
     }
-    return launch(forward<Config>, p, forward_grid<Config>(call), call.stream);
+    return launch(forward<Config>, p, forward_grid<Config>(p), call.stream);
 }
 
 const char* launch_forward(const CallView& call, const ForwardView& view) {
-    return view.states != nullptr ? launch_walk<KeepConfig>(call, view)
-                                  : launch_walk<OutputConfig>(call, view);
+    return view.images.states != nullptr ? launch_walk<KeepConfig>(call, view)
+                                         : launch_walk<OutputConfig>(call, view);
 }
 const char* launch_remake(const CallView& call, const RemakeView& view) {
     return launch_walk<RemakeConfig>(call, view);
@@ -142,7 +139,7 @@ const char* launch_state_gradient(const CallView& call, const StateGradientView&
     if (const char* error = fill(p, call, view)) {
         return error;
     }
-    return launch(state_gradient, p, state_gradient_grid(call), call.stream);
+    return launch(state_gradient, p, state_gradient_grid(call), call.stream, Order::kOverlapping);
 }
 
 const char* launch_gradients(const CallView& call, const GradientsView& view) {
@@ -161,7 +158,7 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
         return error;
     }
     return launch(gradients_entry<GradientsConfig>, p, gradients_grid(call, multiprocessors),
-                  call.stream);
+                  call.stream, Order::kOverlapping);
 }
 
 }  // namespace

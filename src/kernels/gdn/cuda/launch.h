@@ -36,6 +36,14 @@ struct CallView {
     const uint32_t* largest;
 };
 
+/// What backward needs of forward, per head and chunk (tables.h).
+struct ForwardImages {
+    uint8_t* states;                // H
+    RowsView errors[kErrorPlaces];  // E
+    uint8_t* inverses;              // T
+    uint8_t* kept;                  // [heads, chunks]: whether forward left the others
+};
+
 /// States are fp32 [segments, value heads, K, V], norms fp32 [key heads, tokens].
 struct ForwardView {
     RowsView o;
@@ -43,8 +51,7 @@ struct ForwardView {
     float* end;
     float *q_norms, *k_norms;
     Checkpoints checkpoints;  // or null
-    /// What RemakeView has, or null.
-    uint8_t *states, *errors, *inverses;
+    ForwardImages images;     // of the chunks that the checkpoints' cut keeps; or null
 };
 
 /// The largest magnitude of each value head of rows of tokens and of states.
@@ -54,11 +61,13 @@ struct MagnitudesView {
     uint32_t* largest;    // [value heads], bits of fp32; zeros before
 };
 
-/// What backward needs of forward again, per head and chunk (tables.h). The call's pieces are runs.
+/// The call's pieces are not used.
 struct RemakeView {
-    const float* start;                   // null for zeros
-    Checkpoints checkpoints;              // of a forward with the same runs
-    uint8_t *states, *errors, *inverses;  // H, E, T
+    const Run* runs;
+    int32_t num_runs;
+    const float* start;       // null for zeros
+    Checkpoints checkpoints;  // of a forward with the same runs
+    ForwardImages images;     // kept: by a forward with the same runs; null: nothing
 };
 
 /// M is zero, and not walked, where gates sum to less than `floor`.
@@ -71,19 +80,24 @@ struct StateGradientView {
     RowsView d_o;
     const float *q_norms, *k_norms;
     const uint8_t* inverses;
-    const uint32_t* largest;           // as the call's, of d_o and d_end
-    const float* d_end;                // null for zeros
-    float* d_start;                    // or null
-    uint8_t *d_states, *d_new_values;  // null for a summary
+    const uint32_t* largest;  // as the call's, of d_o and d_end
+    const float* d_end;       // null for zeros
+    float* d_start;           // or null
+    uint8_t* d_states;        // null for a summary
+    RowsView d_new_values;    // Z
+    Progress progress;        // the same
     float summary_floor;
 };
 
 struct GradientsView {
     RowsView d_o;
     const float *q_norms, *k_norms;
-    const uint8_t *states, *errors, *inverses, *d_states, *d_new_values;
+    ForwardImages images;
+    const uint8_t* d_states;
+    Progress progress;                  // of the state gradient
     const uint32_t* largest_gradients;  // of the state gradient
-    void *dq, *dk, *dv;                 // bf16, contiguous
+    void *dq, *dk;                      // bf16, contiguous
+    RowsView dv;                        // the same, and Z before
     float *dg, *dbeta;                  // [tokens, value heads], the last dim dense
     int64_t gate_token_stride;
 };

@@ -18,6 +18,7 @@ struct Walk {
     int32_t end;
     bool from_start;  // begins with the segment's start state rather than zeros
     bool to_end;      // ends with the segment's end state
+    bool is_long;     // has far more chunks before its piece than the gates of others ask for
 
     HCP_DEVICE int count() const { return end - begin; }
     HCP_DEVICE int catch_up() const { return main - begin; }
@@ -43,11 +44,14 @@ HCP_DEVICE Walk uniform(Walk walk) {
     broadcast(walk.begin);
     broadcast(walk.main);
     broadcast(walk.end);
-    const int32_t flags = device::shuffle(
-        (walk.first_of_key_head ? 1 : 0) | (walk.from_start ? 2 : 0) | (walk.to_end ? 4 : 0), 0);
+    const int32_t flags =
+        device::shuffle((walk.first_of_key_head ? 1 : 0) | (walk.from_start ? 2 : 0) |
+                            (walk.to_end ? 4 : 0) | (walk.is_long ? 8 : 0),
+                        0);
     walk.first_of_key_head = (flags & 1) != 0;
     walk.from_start = (flags & 2) != 0;
     walk.to_end = (flags & 4) != 0;
+    walk.is_long = (flags & 8) != 0;
     return walk;
 }
 
@@ -74,6 +78,7 @@ HCP_DEVICE Walk walk_of(Walk walk, const WalkRange& range, int32_t chunks) {
     walk.end = range.end;
     walk.from_start = range.first == 0;
     walk.to_end = range.end == chunks;
+    walk.is_long = range.is_long;
     return walk;
 }
 
@@ -89,14 +94,16 @@ HCP_DEVICE Walk walk_piece(const Piece& piece,
 }
 
 /// The walk of a run of its segment.
-HCP_DEVICE Walk walk_run(const Piece& run, const Walk& walk) {
-    const RunCut cut(run.chunks, run.pieces);
-    const int32_t first = cut.start(run.index);
+HCP_DEVICE Walk walk_run(const Run& run, const Walk& walk, const Checkpoints& checkpoints) {
+    const int32_t head = walk.head + checkpoints.first_head;
+    const int32_t first = checkpoints.cut.start(run.index, head);
+    const int32_t next = checkpoints.cut.start(run.index + 1, head);
     return walk_of(walk,
                    {.first = first,
                     .main = first,
-                    .end = cut.start(run.index + 1),
-                    .from_boundary = first == 0},
+                    .end = next < run.chunks ? next : run.chunks,
+                    .from_boundary = first == 0,
+                    .is_long = false},
                    run.chunks);
 }
 

@@ -26,7 +26,8 @@ void append(std::vector<std::int32_t>& words, const std::vector<Entry>& entries)
 std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
                                                     const at::Device& device,
                                                     std::int64_t value_heads,
-                                                    std::int64_t chunks_of_two_summary_parts) {
+                                                    std::int64_t chunks_of_two_summary_parts,
+                                                    double kept_share) {
     std::shared_ptr<const void>& kept = segments.backend_tables();
     std::vector<std::shared_ptr<const SegmentTables>> all;
     if (kept != nullptr) {
@@ -34,22 +35,24 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     }
     for (const auto& tables : all) {
         if (tables->device == device && tables->value_heads == value_heads &&
-            tables->chunks_of_two_summary_parts == chunks_of_two_summary_parts) {
+            tables->chunks_of_two_summary_parts == chunks_of_two_summary_parts &&
+            tables->kept_share == kept_share) {
             return tables;
         }
     }
     cuda::DeviceTraits traits{};
     const char* error = cuda::read_device_traits(device.index(), traits);
     HCP_CHECK(error == nullptr, "gdn: device {}: {}", device.index(), error);
-    const HostTables host = make_host_tables(segments.offsets(), value_heads,
-                                             traits.multiprocessors, chunks_of_two_summary_parts);
+    const HostTables host =
+        make_host_tables(segments.offsets(), value_heads, traits.multiprocessors,
+                         chunks_of_two_summary_parts, kept_share);
     std::vector<std::int32_t> words;
     append(words, host.chunks);
     append(words, host.pieces);
     append(words, host.whole_segments);
-    append(words, host.runs);
     append(words, host.summary_parts);
-    append(words, host.segment_runs);
+    append(words, host.runs);
+    append(words, host.first_checkpoints);
     auto tables = std::make_shared<SegmentTables>();
     tables->memory =
         at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt)
@@ -62,7 +65,9 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     tables->num_whole_segments = static_cast<std::int32_t>(host.whole_segments.size());
     tables->num_runs = static_cast<std::int32_t>(host.runs.size());
     tables->num_summary_parts = static_cast<std::int32_t>(host.summary_parts.size());
+    tables->kept_share = kept_share;
     tables->num_checkpoints = host.num_checkpoints;
+    tables->cut = host.cut;
     tables->joins = host.joins;
     tables->empty_segments = host.empty_segments;
     all.push_back(tables);

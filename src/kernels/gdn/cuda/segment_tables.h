@@ -17,9 +17,11 @@ struct SegmentTables {
     at::Tensor memory;  // int32 on the device: the tables below, one after another
     at::Device device = at::kCUDA;
     std::int64_t value_heads = 0, chunks_of_two_summary_parts = 0;
+    double kept_share = 0.0;
     std::int32_t num_chunks = 0, num_pieces = 0, num_whole_segments = 0, num_runs = 0;
     std::int32_t num_summary_parts = 0;
     std::int32_t num_checkpoints = 0;  // of a head
+    cuda::RunCut cut{};
     std::vector<std::int64_t> empty_segments;
     std::vector<HostTables::Join> joins;
 
@@ -30,10 +32,14 @@ struct SegmentTables {
         return reinterpret_cast<const cuda::Piece*>(chunks() + num_chunks);
     }
     [[nodiscard]] const cuda::Piece* whole_segments() const { return pieces() + num_pieces; }
-    [[nodiscard]] const cuda::Piece* runs() const { return whole_segments() + num_whole_segments; }
-    [[nodiscard]] const cuda::Piece* summary_parts() const { return runs() + num_runs; }
-    [[nodiscard]] const cuda::SegmentRuns* segment_runs() const {
-        return reinterpret_cast<const cuda::SegmentRuns*>(summary_parts() + num_summary_parts);
+    [[nodiscard]] const cuda::Piece* summary_parts() const {
+        return whole_segments() + num_whole_segments;
+    }
+    [[nodiscard]] const cuda::Run* runs() const {
+        return reinterpret_cast<const cuda::Run*>(summary_parts() + num_summary_parts);
+    }
+    [[nodiscard]] const std::int32_t* first_checkpoints() const {
+        return reinterpret_cast<const std::int32_t*>(runs() + num_runs);
     }
 };
 
@@ -42,6 +48,7 @@ struct SegmentTables {
     const GdnSegments& segments,
     const at::Device& device,
     std::int64_t value_heads,
-    std::int64_t chunks_of_two_summary_parts);
+    std::int64_t chunks_of_two_summary_parts,
+    double kept_share = 0.0);
 
 }  // namespace hybridcp::gdn

@@ -302,15 +302,39 @@ HCP_DEVICE void state_gradient_role(const StateGradientParams& p,
     }
 }
 
+/// Nothing is ready yet.
+HCP_DEVICE void begin_progress(const StateGradientParams& p,
+                               const StateGradientShared& shared,
+                               const StateGradientItem& item) {
+    if (p.progress.ready == nullptr || shared.rank > 0) {
+        return;
+    }
+    const auto thread = static_cast<int32_t>(device::thread_index());
+    for (int32_t use = item.first_kept + thread; use < item.uses;
+         use += static_cast<int32_t>(device::block_threads())) {
+        device::store_global(
+            p.progress.ready + int64_t{item.head} * p.shape.num_chunks + item.index_at(use), 0U);
+    }
+    if (device::block_index() == 0 && thread == 0) {
+        device::store_global(p.progress.items, 0U);
+    }
+    device::fence_global();
+}
+
 HCP_DEVICE void state_gradient_kernel(const StateGradientParams& p) {
     const StateGradientShared shared;
     if (device::thread_index() == 0) {
         shared.init();
     }
     const StateGradientItem item = find_item(p, shared.base);
+    if (device::thread_index() == 0) {
+        device::wait_for_prerequisites();  // before what other kernels leave
+    }
     device::sync_block();
+    begin_progress(p, shared, item);
     device::cluster_arrive();
     device::cluster_wait();
+    device::launch_dependents();
     state_gradient_role(p, shared, item);
     device::sync_warp();
     device::cluster_arrive();  // the other block may still write here

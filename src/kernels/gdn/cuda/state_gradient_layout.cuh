@@ -3,6 +3,7 @@
 // The backward walk: parameters, roles of the warpgroups, shared memory (docs/gdn-cuda.md).
 
 #include "kernels/gdn/cuda/head_scale.cuh"
+#include "kernels/gdn/cuda/panel_rows.cuh"
 #include "kernels/gdn/cuda/ring.cuh"
 #include "kernels/gdn/cuda/transposed_state.cuh"
 #include "kernels/gdn/cuda/walk_range.cuh"
@@ -22,10 +23,11 @@ struct StateGradientParams {
     float* d_start;                  // the same, or null
     // Per head and chunk; null for a summary, which walks the chunks that matter from zeros.
     // Both divided by 2^(the head's exponent).
-    uint8_t* d_states;      // kStateBytes: gradient of the state after the chunk
-    uint8_t* d_new_values;  // kRowsBytes: Z
-    bool may_truncate;      // of a piece's entry state
-    float summary_floor;    // sum of log gates beyond which a summary does not look
+    uint8_t* d_states;       // kStateBytes: gradient of the state after the chunk
+    TokenRows d_new_values;  // Z
+    Progress progress;       // null for a summary
+    bool may_truncate;       // of a piece's entry state
+    float summary_floor;     // sum of log gates beyond which a summary does not look
 };
 
 /// A cluster of two blocks, each with a half of V's columns: rows are loaded once for both, and the

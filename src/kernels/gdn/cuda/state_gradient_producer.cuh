@@ -176,27 +176,44 @@ HCP_DEVICE void bring_gates(const StateGradientParams& p,
     }
 }
 
+/// Says that what was stored of kept chunks from `first` to before `end` is in global memory. By
+/// the warp that stored it, and seldom: it waits for stores under way.
+HCP_DEVICE void announce(const StateGradientParams& p,
+                         const StateGradientItem& item,
+                         int32_t first,
+                         int32_t end) {
+    device::fence_proxy_async_global();
+    device::sync_warp();
+    const auto lane = static_cast<int32_t>(device::lane_index());
+    for (int32_t kept = first + lane; kept < end; kept += 32) {
+        const int64_t at =
+            int64_t{item.head} * p.shape.num_chunks + item.index_at(item.first_kept + kept);
+        device::release_add_global(p.progress.ready + at, 1);
+    }
+}
+
 /// dH' of each kept chunk, and Z of the one before it, to global memory. Hands Z's place back for
 /// the four warps of the chain.
 HCP_DEVICE void store_results(const StateGradientParams& p,
                               const StateGradientShared& shared,
                               const StateGradientItem& item) {
+    constexpr int32_t kSilence = 32;
+    int32_t announced = 0;
     const uint32_t lane = device::lane_index();
     for (int32_t use = item.first_kept; item.first_kept < item.uses && use <= item.uses; ++use) {
         const int32_t kept = use - item.first_kept;
         shared.results.wait_full_sleeping(kept);
         const int64_t at = int64_t{item.head} * p.shape.num_chunks + item.index_at(use);
+        if (lane == 0 && use < item.uses) {
+            device::bulk_store(
+                p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
+                shared.state(), StateGradientLayout::kTileBytes);
+        }
+        if (kept > 0) {
+            store_panel(p.d_new_values, shared.gradient(use - 1), item.chunk_at(use - 1), item.head,
+                        static_cast<int32_t>(shared.rank));
+        }
         if (lane == 0) {
-            if (use < item.uses) {
-                device::bulk_store(
-                    p.d_states + at * kStateBytes + shared.rank * StateGradientLayout::kTileBytes,
-                    shared.state(), StateGradientLayout::kTileBytes);
-            }
-            if (kept > 0) {  // chunks come in reverse
-                device::bulk_store(
-                    p.d_new_values + (at + 1) * kRowsBytes + shared.rank * kPanelBytes,
-                    shared.gradient(use - 1), kPanelBytes);
-            }
             device::bulk_commit();
         }
         device::bulk_wait_read<0>();
@@ -207,8 +224,14 @@ HCP_DEVICE void store_results(const StateGradientParams& p,
         if (kept > 0) {
             device::in_place_of_warps<4>([&] { shared.gradients.arrive_empty(use - 1); });
         }
+        if (kept > announced + kSilence) {
+            device::bulk_wait<1>();
+            announce(p, item, announced, kept - 1);
+            announced = kept - 1;
+        }
     }
     device::bulk_wait<0>();
+    announce(p, item, announced, item.uses - item.first_kept);
 }
 
 }  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -29,6 +29,17 @@ HCP_DEVICE constexpr uint32_t inverse_row(uint32_t row, uint32_t half) {
 }
 /// Tokens x V in the kernels' type of operands, two panels: V columns 0 to 63, then 64 to 127.
 constexpr uint32_t kRowsBytes = 2 * kPanelBytes;
+/// E and Z in the same type lie as rows of tokens where other results come later: Z where dv does,
+/// E of a key head's first value head where dq, of its second where dk does, and of others in rows
+/// of their own, [tokens, key heads * (group - 2), 128].
+constexpr int kErrorPlaces = 3;
+struct ErrorPlace {
+    int32_t index, head;
+
+    HCP_DEVICE ErrorPlace(int32_t key_head, int32_t member, int32_t group)
+        : index(member < 2 ? member : 2),
+          head(member < 2 ? key_head : key_head * (group - 2) + member - 2) {}
+};
 /// A transposed state in the same, four panels of V rows x K columns: (V 0.., K 0..), (V 0..,
 /// K 64..), (V 64.., K 0..), (V 64.., K 64..).
 constexpr uint32_t kStateBytes = 4 * kPanelBytes;
@@ -48,35 +59,58 @@ struct Piece {
     int32_t pieces;       // of the segment
 };
 
-/// For backward a segment is cut evenly into runs of chunks that are walked at once. Forward leaves
-/// the state before each run but the first, its checkpoint: fp32 as a warpgroup holds it, for both
-/// halves of V's columns and 16 times, four floats of each of 128 threads; that of a head is at
-/// (head * checkpoints of a head + index) * kCheckpointFloats.
-struct SegmentRuns {
-    int32_t runs;
-    int32_t first_checkpoint;  // that of the segment's second run
-};
-constexpr int kCheckpointFloats = kHeadDim * kHeadDim;
-struct Checkpoints {
-    const SegmentRuns* segments;
-    float* data;
-    int32_t of_head;
-};
-
-/// How `chunks` are cut into `runs`: the first `longer` have one chunk more than `each`.
+/// For backward a segment is cut into runs of chunks that are walked at once, `length` each but the
+/// first and the last. Forward may keep what backward needs of the last chunks of each. Heads of
+/// four classes, by their number, then begin a quarter of a run apart: what they keep goes to memory
+/// at different times.
+constexpr int32_t kHeadClasses = 4;
 struct RunCut {
-    int32_t each, longer;
+    int32_t length, kept;
 
-    HCP_DEVICE RunCut(int32_t chunks, int32_t runs) : each(chunks / runs), longer(chunks % runs) {}
-    HCP_DEVICE int32_t start(int32_t run) const {
-        return run * each + (run < longer ? run : longer);
+    HCP_DEVICE int32_t shift(int32_t head) const {
+        return kept == 0 ? 0 : head % kHeadClasses * (length / kHeadClasses);
+    }
+    HCP_DEVICE int32_t start(int32_t run, int32_t head) const {
+        return run == 0 ? 0 : run * length - shift(head);
     }
     /// The first run that starts at `chunk` or after it.
-    HCP_DEVICE int32_t run_from(int32_t chunk) const {
-        const int32_t beyond = chunk - longer * (each + 1);
-        return beyond <= 0 ? (chunk + each) / (each + 1) : longer + (beyond + each - 1) / each;
+    HCP_DEVICE int32_t run_from(int32_t chunk, int32_t head) const {
+        return chunk == 0 ? 0 : (chunk + shift(head) + length - 1) / length;
+    }
+    /// Whether a chunk is one of the last of its run.
+    HCP_DEVICE bool keeps(int32_t chunk, int32_t head) const {
+        return (chunk + shift(head)) % length >= length - kept;
     }
 };
+/// At most, of `heads`.
+HCP_DEVICE constexpr int32_t heads_of_class(int32_t heads) {
+    return (heads + kHeadClasses - 1) / kHeadClasses;
+}
+/// A run of the heads of a class.
+struct Run {
+    int32_t segment, first_chunk, chunks;  // of the segment
+    int32_t index, head_class;
+};
+/// Forward leaves the state before each run but a segment's first, its checkpoint: fp32 as a
+/// warpgroup holds it, for both halves of V's columns and 16 times, four floats of each of 128
+/// threads; that of a head is at (head * of_head + index) * kCheckpointFloats.
+constexpr int kCheckpointFloats = kHeadDim * kHeadDim;
+struct Checkpoints {
+    RunCut cut;
+    const int32_t* first;  // [segments]: that of a segment's second run
+    float* data;           // or null
+    int32_t of_head;
+    int32_t first_head;  // of the heads of a launch, among those of all: for their classes
+};
+
+/// By which the gradients kernel follows the state gradient, which it may overlap: `ready` of each
+/// head and chunk counts the halves of V's columns whose dH' and Z are there, `items` those that
+/// its blocks have taken. The state gradient zeroes it.
+struct Progress {
+    uint32_t* items;
+    uint32_t* ready;  // [heads, num_chunks]
+};
+constexpr uint32_t kHalves = 2;
 
 /// Gates and writing strengths: [tokens, heads] with any strides, in elements.
 struct GateInputs {

@@ -20,6 +20,7 @@ constexpr int32_t kMostRounds = 8;
 struct WalkRange {
     int32_t first, main, end;
     bool from_boundary;  // starts from the boundary state, not from zeros
+    bool is_long;        // of a head whose pieces need all that lies before them
 };
 
 struct WalkOrder {
@@ -136,6 +137,7 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
     (piece.index > 0 ? range.main : range.end) = cut;
     range.first = piece.index == 0 || matter < 0 || matter > range.main ? 0 : range.main - matter;
     range.from_boundary = range.first == 0;
+    range.is_long = matter < 0 && (piece.index > 0 || in_two);
     return range;
 }
 
@@ -147,7 +149,8 @@ HCP_DEVICE WalkRange find_summary_range(
     return {.first = matter < 0 ? 0 : order.count - matter,
             .main = order.count,
             .end = order.count,
-            .from_boundary = false};
+            .from_boundary = false,
+            .is_long = false};
 }
 
 }  // namespace hybridcp::gdn::cuda::HCP_OPERANDS
