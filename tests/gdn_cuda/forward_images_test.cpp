@@ -142,22 +142,27 @@ TEST(ForwardImages, KeepsWhatBackwardNeeds) {
 
 // Forward keeps the last chunks of each run, another share in each piece if the head remembers all
 // of its segment (head 1), and remaking adds the rest.
+void expect_kept_and_remade(const ProblemOptions& options, int kept, int pieces) {
+    SCOPED_TRACE(std::to_string(kept) + " of each run, " + std::to_string(pieces) + " pieces");
+    const GdnProblem problem = make_problem(options);
+    const hybridcp::test::Run run = {.pieces = pieces,
+                                     .runs = 2,
+                                     .kept = kept,
+                                     .may_truncate = true,
+                                     .seed = static_cast<std::uint64_t>(kept + pieces)};
+    const Images images = run_keeping_and_remake(problem, run);
+    if (pieces == 1) {
+        EXPECT_TRUE(at::equal(images.states, run_remake(problem, {.seed = 8}).states));
+    }
+    expect_images(images, problem);
+}
 TEST(ForwardImages, KeptAndRemadeAreTheWhole) {
-    const GdnProblem packed =
-        make_problem({.offsets = {0, 600, 640, 910}, .group = 5, .log_decay = -0.7});
-    const Images whole = run_remake(packed, {.seed = 8});
-    for (const int kept : {1, 3}) {
-        for (const int pieces : {1, 2, 3}) {
-            SCOPED_TRACE(std::to_string(kept) + " of each run, " + std::to_string(pieces));
-            const hybridcp::test::Run run = {.pieces = pieces,
-                                             .runs = 2,
-                                             .kept = kept,
-                                             .may_truncate = true,
-                                             .seed = static_cast<std::uint64_t>(kept + pieces)};
-            const Images images = run_keeping_and_remake(packed, run);
-            EXPECT_TRUE(pieces > 1 || at::equal(images.states, whole.states));
-            expect_images(images, packed);
-        }
+    // Key heads of all classes, and value heads of one key head.
+    const ProblemOptions classes = {.offsets = {0, 520, 560}, .key_heads = 5, .log_decay = -0.7};
+    const ProblemOptions group = {.offsets = {0, 600, 640, 910}, .group = 4, .log_decay = -0.7};
+    for (const int pieces : {1, 2, 3}) {
+        expect_kept_and_remade(classes, 2, pieces);
+        expect_kept_and_remade(group, pieces, pieces);
     }
 }
 

@@ -121,7 +121,7 @@ void use_checkpoints(Launch& launch,
                                  .first = launch.first_checkpoints.data(),
                                  .data = data.data_ptr<float>(),
                                  .of_head = checkpoints,
-                                 .first_head = 0};
+                                 .first_key_head = 0};
     launch.options.buffers.push_back(buffer(launch.first_checkpoints));
     launch.options.buffers.push_back(buffer(data));
 }
@@ -238,8 +238,9 @@ Images remake_into(const GdnProblem& problem,
     launch.params.runs = launch.runs.data();
     launch.params.num_runs = static_cast<std::int32_t>(launch.runs.size());
     launch.options.buffers.push_back(buffer(launch.runs));
+    const Shape& shape = launch.params.shape;
     const std::int32_t clusters =
-        launch.params.num_runs * heads_of_class(static_cast<std::int32_t>(problem.heads()));
+        launch.params.num_runs * shape.key_heads_of_class() * shape.group();
     launch.options.blocks = static_cast<std::uint32_t>(2 * clusters);
     use_images(launch, images);
     if (!after_keeping) {

@@ -73,10 +73,16 @@ class GpuCall final : public GdnCall {
     std::shared_ptr<GdnCall> call_;
 };
 
-std::vector<FusedVariant> gpu_variant() {
-    return {{"cuda", [](const GdnCase& gdn_case) -> std::shared_ptr<GdnCall> {
-                 return std::make_shared<GpuCall>(gdn_case);
+std::vector<FusedVariant> gpu_variant(double kept_share = 1.0) {
+    return {{"cuda", [=](const GdnCase& gdn_case) -> std::shared_ptr<GdnCall> {
+                 GdnCase c = gdn_case;
+                 c.options.kept_share = kept_share;
+                 return std::make_shared<GpuCall>(c);
              }}};
+}
+/// Of what forward keeps for backward: nothing, a part or all, by turns.
+double share_of_turn(std::size_t turn) {
+    return static_cast<double>(turn % 3) * 0.5;
 }
 
 Tensors on_cpu(const Tensors& tensors) {
@@ -104,7 +110,7 @@ TEST_P(GdnOnGpu, GeneratedCases) {
     for (std::size_t n = static_cast<std::size_t>(GetParam()); n < cases.size(); n += kShards) {
         const GdnCase& c = cases[n].gdn_case;
         if (cases[n].regime->bf16 && c.d_o.defined() && c.options.scale != 0.0) {
-            check_bf16(cases[n], gpu_variant(), count,
+            check_bf16(cases[n], gpu_variant(share_of_turn(n / kShards)), count,
                        {.emulations = cuda_emulations(), .beyond_bf16 = true});
         }
     }
@@ -171,7 +177,7 @@ void check_long(std::int64_t tokens, const std::string& gates) {
     if (gates == "zero25") {
         gdn_case.inputs.g.narrow(1, 0, 4).zero_();
     }
-    const Tensors actual = run_all(*gpu_variant()[0].make_call(gdn_case), gdn_case);
+    const Tensors actual = run_all(*gpu_variant(0.4)[0].make_call(gdn_case), gdn_case);
     // Both value heads of two key heads, so that dq and dk are whole.
     std::vector<Tensors> heads(4);
     const std::vector<std::int64_t> chosen = {0, 1, 14, 15};
@@ -215,9 +221,11 @@ TEST(GdnOnGpuLong, Tokens128K) {
 TEST(GdnOnGpuExact, RepeatsAreIdentical) {
     for (const std::vector<std::int64_t>& offsets :
          {std::vector<std::int64_t>{0, 1000, 1000, 1900}, {0, 4100, 4500}}) {
-        const GdnCase gdn_case = on_gpu(bf16_case(offsets, 4, 8, 5));
+        GdnCase gdn_case = on_gpu(bf16_case(offsets, 4, 8, 5));
+        gdn_case.inputs.g.slice(1, 0, 2).mul_(1e-3);  // two heads remember all of their segments
         const Tensors first = run_all(*make_gpu_call(gdn_case), gdn_case);
-        for (int repeat = 0; repeat < 1000; ++repeat) {
+        for (std::size_t repeat = 0; repeat < 1000; ++repeat) {
+            gdn_case.options.kept_share = share_of_turn(repeat);
             const Tensors again = run_all(*make_gpu_call(gdn_case), gdn_case);
             for (const auto& [name, x] : first) {
                 ASSERT_TRUE(at::equal(again.at(name), x)) << name << ", repeat " << repeat;

@@ -108,7 +108,8 @@ std::pair<std::int64_t, std::int64_t> steps_and_share(const HostTables& tables,
         const std::int64_t chunks = std::max(std::min(next - tables.cut.kept, run.chunks) -
                                                  tables.cut.start(run.index, run.head_class),
                                              0);
-        for (std::int64_t head = run.head_class; head < heads; head += cuda::kHeadClasses) {
+        for (std::int64_t head = run.head_class; head < heads;
+             head += cuda::kHeadClasses) {  // G = 1
             *std::min_element(ends.begin(), ends.end()) += chunks + 3;
             all += chunks;
         }

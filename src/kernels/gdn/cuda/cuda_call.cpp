@@ -142,7 +142,7 @@ class CudaCall final : public GdnCall {
                                                     .end = floats_of(result.S_end),
                                                     .q_norms = floats_of(norms_[0]),
                                                     .k_norms = floats_of(norms_[1]),
-                                                    .checkpoints = checkpoints_from(0),
+                                                    .checkpoints = checkpoints_from(all_heads()),
                                                     .images = keeps_ ? images_.view(all_heads())
                                                                      : cuda::ForwardImages{}}),
                      "forward");
@@ -300,12 +300,11 @@ class CudaCall final : public GdnCall {
         if (complete_) {
             return images;
         }
-        check_launch(kernels_.remake(on_stream(part),
-                                     {.runs = part_tables_->runs(),
-                                      .num_runs = part_tables_->num_runs,
-                                      .start = states_of(S_start_, part),
-                                      .checkpoints = checkpoints_from(part.first_value_head),
-                                      .images = images.view(part)}),
+        check_launch(kernels_.remake(on_stream(part), {.runs = part_tables_->runs(),
+                                                       .num_runs = part_tables_->num_runs,
+                                                       .start = states_of(S_start_, part),
+                                                       .checkpoints = checkpoints_from(part),
+                                                       .images = images.view(part)}),
                      "forward again");
         if (is_whole(part)) {
             images_ = images;
@@ -316,13 +315,14 @@ class CudaCall final : public GdnCall {
         }
         return images;
     }
-    [[nodiscard]] cuda::Checkpoints checkpoints_from(std::int64_t head) const {
+    [[nodiscard]] cuda::Checkpoints checkpoints_from(const Part& part) const {
         return {.cut = part_tables_->cut,
                 .first = part_tables_->first_checkpoints(),
-                .data = floats_of(checkpoints_) +
-                        head * part_tables_->num_checkpoints * cuda::kCheckpointFloats,
+                .data = floats_of(checkpoints_) + part.first_value_head *
+                                                      part_tables_->num_checkpoints *
+                                                      cuda::kCheckpointFloats,
                 .of_head = part_tables_->num_checkpoints,
-                .first_head = static_cast<std::int32_t>(head)};
+                .first_key_head = static_cast<std::int32_t>(part.first_key_head)};
     }
     [[nodiscard]] cuda::StateGradientView state_gradient_view(const Part& part,
                                                               const ForwardImages& images,

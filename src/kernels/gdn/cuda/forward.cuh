@@ -67,19 +67,20 @@ HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
 
 /// The chunks of a run and head that forward did not keep.
 HCP_DEVICE Walk remake_walk(const ForwardParams& p, int32_t item) {
-    const int32_t heads = heads_of_class(p.shape.value_heads);
+    const int32_t group = p.shape.group(), heads = p.shape.key_heads_of_class() * group;
     const Run* from = p.runs + item / heads;
     const Run run = {device::load_global(&from->segment), device::load_global(&from->first_chunk),
                      device::load_global(&from->chunks), device::load_global(&from->index),
                      device::load_global(&from->head_class)};
-    const int32_t first_class = p.checkpoints.first_head % kHeadClasses;
-    const int32_t head =
-        item % heads * kHeadClasses + (run.head_class + kHeadClasses - first_class) % kHeadClasses;
-    if (head >= p.shape.value_heads) {
+    const int32_t first_of_class =
+        (run.head_class + kHeadClasses - p.checkpoints.class_of(0)) % kHeadClasses;
+    const int32_t key_head = item % heads / group * kHeadClasses + first_of_class;
+    if (key_head >= p.shape.key_heads) {
         Walk none = {};
         none.from_start = true;
         return none;
     }
+    const int32_t head = key_head * group + item % group;
     const Piece piece = {run.segment, run.first_chunk, run.chunks, 0, 1};
     Walk walk = walk_run(run, begin_walk(piece, p.shape, p.chunks, head), p.checkpoints);
     walk.end = walk.begin + unkept_chunks(p, walk);

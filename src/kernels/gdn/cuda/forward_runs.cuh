@@ -15,10 +15,10 @@ struct SegmentRun {
 
     HCP_DEVICE SegmentRun(const ForwardParams& p, const Walk& walk, int i) {
         const RunCut& cut = p.checkpoints.cut;
-        const int32_t head = walk.head + p.checkpoints.first_head;
-        index = cut.run_from(walk.begin + i, head);
+        const int32_t head_class = p.checkpoints.class_of(walk.key_head);
+        index = cut.run_from(walk.begin + i, head_class);
         index = index > 1 ? index : 1;
-        start = cut.start(index, head);
+        start = cut.start(index, head_class);
     }
     /// Where it begins in the walk, or where the walk ends; the same for all lanes, as uniform has
     /// it.
@@ -61,11 +61,11 @@ HCP_DEVICE uint8_t* kept_marks(const ForwardParams& p, const Walk& walk) {
 /// Leaves for remaking which chunks of the piece forward keeps. By a warp.
 HCP_DEVICE void mark_kept(const ForwardParams& p, const Walk& walk) {
     const bool any = kept_of_run(p, walk) > 0;
-    const int32_t head = walk.head + p.checkpoints.first_head;
+    const int32_t head_class = p.checkpoints.class_of(walk.key_head);
 #pragma unroll 1
     for (auto i = walk.catch_up() + static_cast<int>(device::lane_index()); i < walk.count();
          i += 32) {
-        const bool kept = any && p.checkpoints.cut.keeps(walk.begin + i, head);
+        const bool kept = any && p.checkpoints.cut.keeps(walk.begin + i, head_class);
         device::store_global(kept_marks(p, walk) + i, static_cast<uint8_t>(kept ? 1 : 0));
     }
 }

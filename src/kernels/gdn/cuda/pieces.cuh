@@ -95,9 +95,8 @@ HCP_DEVICE Walk walk_piece(const Piece& piece,
 
 /// The walk of a run of its segment.
 HCP_DEVICE Walk walk_run(const Run& run, const Walk& walk, const Checkpoints& checkpoints) {
-    const int32_t head = walk.head + checkpoints.first_head;
-    const int32_t first = checkpoints.cut.start(run.index, head);
-    const int32_t next = checkpoints.cut.start(run.index + 1, head);
+    const int32_t first = checkpoints.cut.start(run.index, run.head_class);
+    const int32_t next = checkpoints.cut.start(run.index + 1, run.head_class);
     return walk_of(walk,
                    {.first = first,
                     .main = first,

@@ -60,32 +60,28 @@ struct Piece {
 };
 
 /// For backward a segment is cut into runs of chunks that are walked at once, `length` each but the
-/// first and the last. Forward may keep what backward needs of the last chunks of each. Heads of
-/// four classes, by their number, then begin a quarter of a run apart: what they keep goes to memory
-/// at different times.
+/// first and the last. Forward may keep what backward needs of the last chunks of each. Key heads
+/// of four classes, by their number, then begin a quarter of a run apart: what they keep goes to
+/// memory at different times. The value heads of one stay together: they read its K.
 constexpr int32_t kHeadClasses = 4;
 struct RunCut {
     int32_t length, kept;
 
-    HCP_DEVICE int32_t shift(int32_t head) const {
-        return kept == 0 ? 0 : head % kHeadClasses * (length / kHeadClasses);
+    HCP_DEVICE int32_t shift(int32_t head_class) const {
+        return kept == 0 ? 0 : head_class * (length / kHeadClasses);
     }
-    HCP_DEVICE int32_t start(int32_t run, int32_t head) const {
-        return run == 0 ? 0 : run * length - shift(head);
+    HCP_DEVICE int32_t start(int32_t run, int32_t head_class) const {
+        return run == 0 ? 0 : run * length - shift(head_class);
     }
     /// The first run that starts at `chunk` or after it.
-    HCP_DEVICE int32_t run_from(int32_t chunk, int32_t head) const {
-        return chunk == 0 ? 0 : (chunk + shift(head) + length - 1) / length;
+    HCP_DEVICE int32_t run_from(int32_t chunk, int32_t head_class) const {
+        return chunk == 0 ? 0 : (chunk + shift(head_class) + length - 1) / length;
     }
     /// Whether a chunk is one of the last of its run.
-    HCP_DEVICE bool keeps(int32_t chunk, int32_t head) const {
-        return (chunk + shift(head)) % length >= length - kept;
+    HCP_DEVICE bool keeps(int32_t chunk, int32_t head_class) const {
+        return (chunk + shift(head_class)) % length >= length - kept;
     }
 };
-/// At most, of `heads`.
-HCP_DEVICE constexpr int32_t heads_of_class(int32_t heads) {
-    return (heads + kHeadClasses - 1) / kHeadClasses;
-}
 /// A run of the heads of a class.
 struct Run {
     int32_t segment, first_chunk, chunks;  // of the segment
@@ -100,7 +96,11 @@ struct Checkpoints {
     const int32_t* first;  // [segments]: that of a segment's second run
     float* data;           // or null
     int32_t of_head;
-    int32_t first_head;  // of the heads of a launch, among those of all: for their classes
+    int32_t first_key_head;  // of a launch, among those of all: for the classes
+
+    HCP_DEVICE int32_t class_of(int32_t key_head) const {
+        return (first_key_head + key_head) % kHeadClasses;
+    }
 };
 
 /// By which the gradients kernel follows the state gradient, which it may overlap: `ready` of each
@@ -129,7 +129,11 @@ struct Shape {
     /// are its own.
     int32_t key_heads_in_memory = 0, value_heads_in_memory = 0;
 
-    HCP_DEVICE int32_t group() const { return value_heads / key_heads; }
+    HCP_DEVICE constexpr int32_t group() const { return value_heads / key_heads; }
+    /// At most, of a class.
+    HCP_DEVICE constexpr int32_t key_heads_of_class() const {
+        return (key_heads + kHeadClasses - 1) / kHeadClasses;
+    }
     HCP_DEVICE int64_t key_row() const {
         return int64_t{kHeadDim} * (key_heads_in_memory > 0 ? key_heads_in_memory : key_heads);
     }
