@@ -276,6 +276,11 @@ TEST(GdnFusedExact, RefusalsNameTheLimit) {
         *x = x->to(at::kMeta);
     }
     expect_names(refusal_of(meta), {"cpu", "meta", "eager"});
+    GdnCase share = generated_case({{0, 9}, 9, 1, 1, 8, 8}, 1);
+    for (const double wrong : {-0.1, 1.5, std::nan("")}) {
+        share.options.kept_share = wrong;
+        expect_names(refusal_of(share), {"kept_share", "[0, 1]"});
+    }
 }
 
 TEST(GdnFusedExact, RefusesMethodsThatDoNotFit) {
