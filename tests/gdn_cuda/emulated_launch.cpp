@@ -59,6 +59,13 @@ const char* launch_magnitudes(const CallView& call, const MagnitudesView& view) 
     const MagnitudesParams p = magnitudes_params(call, view);
     return run(magnitudes_grid(p), [&] { magnitudes_kernel(p); });
 }
+const char* launch_join(const CallView& call, const JoinView& view) {
+    if (view.num_joins == 0) {
+        return nullptr;
+    }
+    const JoinParams p = join_params(call, view);
+    return run(join_grid(p), [&] { join_kernel(p); });
+}
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {
     if (call.num_pieces == 0) {
         return nullptr;
@@ -82,9 +89,9 @@ const char* launch_gradients(const CallView& call, const GradientsView& view) {
 }  // namespace
 
 const Launches& launches() {
-    static constexpr Launches kLaunches = {launch_forward,   launch_remake,
-                                           launch_summary,   launch_state_gradient,
-                                           launch_gradients, launch_magnitudes};
+    static constexpr Launches kLaunches = {
+        launch_forward,   launch_remake,     launch_summary, launch_state_gradient,
+        launch_gradients, launch_magnitudes, launch_join};
     return kLaunches;
 }
 

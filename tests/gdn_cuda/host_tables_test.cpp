@@ -119,24 +119,30 @@ std::pair<std::int64_t, std::int64_t> steps_and_share(const HostTables& tables,
 
 TEST(HostTables, SummariesOfLongSegmentsAreJoined) {
     const HostTables tables = make_host_tables({0, 100, 100, 40000, 49000}, 8, kH200);
-    ASSERT_EQ(tables.joins.size(), 3U);         // four parts, the others whole
-    std::map<int, std::pair<int, int>> chunks;  // of slots: first and end
+    ASSERT_EQ(tables.joins.size(), 1U);  // four parts, the others whole
+    const cuda::Join& join = tables.joins[0];
+    EXPECT_EQ(join.segment, 2);
+    EXPECT_EQ(join.first_slot, 4);
+    EXPECT_EQ(join.parts, 4);
+    EXPECT_EQ(tables.num_slots, 8);
+    std::map<int, cuda::Piece> parts;  // of slots
     for (const cuda::Piece& part : tables.summary_parts) {
-        EXPECT_EQ(part.index, 0);
-        EXPECT_EQ(part.pieces, 1);
-        chunks[part.segment] = {part.first_chunk, part.first_chunk + part.chunks};
+        EXPECT_TRUE(parts.emplace(part.segment, part).second);
     }
-    EXPECT_EQ(chunks.size(), 6U);
-    for (const auto& [segment, slot] : tables.joins) {
-        EXPECT_GE(slot, 4);
-        EXPECT_EQ(chunks.at(slot).second, chunks.at(segment).first);
-        chunks.at(segment).first = chunks.at(slot).first;
+    ASSERT_EQ(parts.size(), 6U);
+    std::int32_t before = 0;
+    for (int slot = 4; slot < 8; ++slot) {
+        const cuda::Piece& part = parts.at(slot);
+        EXPECT_EQ(part.first_chunk, 2 + before);
+        EXPECT_EQ(part.index, before);
+        EXPECT_EQ(part.pieces, 624);
+        before += part.chunks;
     }
-    EXPECT_EQ(chunks.at(0), (std::pair{0, 2}));
-    EXPECT_EQ(chunks.at(2), (std::pair{2, 626}));
-    EXPECT_EQ(chunks.at(3), (std::pair{626, 767}));
-    EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).joins.size(), 3U);
-    EXPECT_EQ(make_host_tables({0, 32768}, 64, kH200).joins.size(), 1U);
+    EXPECT_EQ(before, 624);
+    EXPECT_EQ(parts.at(0).chunks, 2);
+    EXPECT_EQ(parts.at(3).first_chunk, 626);
+    EXPECT_EQ(make_host_tables({0, 32768}, 32, kH200).joins.at(0).parts, 4);
+    EXPECT_EQ(make_host_tables({0, 32768}, 64, kH200).joins.at(0).parts, 2);
     EXPECT_TRUE(make_host_tables({0, 16384, 32768, 49152}, 64, kH200).joins.empty());
 }
 

@@ -1,8 +1,6 @@
 // The fused backend on Hopper GPUs: tensors to views, segments to tables. What is computed is in
 // the kernels (docs/gdn-cuda.md).
 
-#include <ATen/ops/baddbmm.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
@@ -96,8 +94,7 @@ class CudaCall final : public GdnCall {
 
     [[nodiscard]] GdnSummary summary() override {
         const std::int64_t segments = problem_.num_segments();
-        const auto slots = segments + static_cast<std::int64_t>(tables_->joins.size());
-        const at::Tensor S = new_states(slots), M = new_states(slots);
+        const at::Tensor S = new_states(tables_->num_slots), M = new_states(tables_->num_slots);
         const at::Tensor largest = largest_of(v_, at::Tensor());
         cuda::CallView call = summary_parts(on_stream());
         call.largest = bits_from(largest, 0);
@@ -108,11 +105,14 @@ class CudaCall final : public GdnCall {
         check_launch(kernels_.summary(
                          call, {.S = floats_of(S), .M = floats_of(M), .floor = summary_floor()}),
                      "summary");
-        for (const auto& [segment, slot] : tables_->joins) {
-            S[segment].baddbmm_(M[segment], S[slot]);
-            M[segment].copy_(at::bmm(M[segment], M[slot]));
-        }
-        if (slots > segments) {
+        check_launch(kernels_.join(call, {.joins = tables_->joins(),
+                                          .num_joins = tables_->num_joins,
+                                          .transitions = floats_of(M),
+                                          .states = floats_of(S),
+                                          .products = floats_of(M),
+                                          .backwards = false}),
+                     "summary of parts");
+        if (tables_->num_joins > 0) {
             transitions_ = M;
         }
         return {.S = narrowed(S.narrow(0, 0, segments), problem_.value_dim()),
@@ -175,11 +175,14 @@ class CudaCall final : public GdnCall {
                              "gradient_summary");
             });
         }
-        if (in_parts) {  // from the last on
-            for (const auto& [segment, slot] : tables_->joins) {
-                dS[segment].copy_(
-                    at::baddbmm(dS[slot], transitions_[slot].transpose(1, 2), dS[segment]));
-            }
+        if (in_parts && d_o.defined()) {
+            check_launch(kernels_.join(on_stream(), {.joins = tables_->joins(),
+                                                     .num_joins = tables_->num_joins,
+                                                     .transitions = floats_of(transitions_),
+                                                     .states = floats_of(dS),
+                                                     .products = nullptr,
+                                                     .backwards = true}),
+                         "gradient summary of parts");
         }
         return narrowed(dS.narrow(0, 0, segments), problem_.value_dim());
     }

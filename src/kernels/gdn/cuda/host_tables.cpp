@@ -205,22 +205,26 @@ void add_summary_parts(HostTables& tables,
     }
     const std::int64_t most =
         std::clamp<std::int64_t>(clusters / std::max<std::int64_t>(walks, 1), 1, kMostSummaryParts);
-    auto slot = static_cast<std::int32_t>(segments);
+    tables.num_slots = static_cast<std::int32_t>(segments);
     for (const cuda::Piece& segment : tables.whole_segments) {
         const auto parts = static_cast<std::int32_t>(
             std::clamp<std::int64_t>(2 * segment.chunks / chunks_of_two, 1, most));
         const auto start = [&](std::int32_t part) {
             return static_cast<std::int32_t>(std::int64_t{part} * segment.chunks / parts);
         };
-        for (std::int32_t part = parts - 1; part >= 0; --part) {
+        for (std::int32_t part = 0; part < parts; ++part) {
             cuda::Piece piece = segment;
+            piece.segment = parts > 1 ? tables.num_slots + part : segment.segment;
             piece.first_chunk += start(part);
             piece.chunks = start(part + 1) - start(part);
-            if (part < parts - 1) {
-                piece.segment = slot;
-                tables.joins.push_back({.segment = segment.segment, .slot = slot++});
-            }
+            piece.index = start(part);
+            piece.pieces = segment.chunks;
             tables.summary_parts.push_back(piece);
+        }
+        if (parts > 1) {
+            tables.joins.push_back(
+                {.segment = segment.segment, .first_slot = tables.num_slots, .parts = parts});
+            tables.num_slots += parts;
         }
     }
     std::stable_sort(

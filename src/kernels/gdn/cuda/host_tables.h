@@ -12,18 +12,15 @@ namespace hybridcp::gdn {
 /// Chunks of all segments in order, and pieces so that `multiprocessors` have work: a block for
 /// each piece, value head and half of V. Longest pieces and runs (tables.h) first.
 struct HostTables {
-    /// The summary at `slot` comes before that at `segment`.
-    struct Join {
-        std::int32_t segment, slot;
-    };
     std::vector<cuda::Chunk> chunks;
     std::vector<cuda::Piece> pieces, whole_segments;
     cuda::RunCut cut{1, 0};
     std::vector<cuda::Run> runs;
-    /// For summaries a long segment is cut in parts that are segments of their own: the last at
-    /// its place among the segments, the others behind all, joined in the order of `joins`.
+    /// For summaries a long segment is cut in parts at slots of their own behind the segments.
+    /// Their index and pieces say where in the segment they are: chunks before them, and of all.
     std::vector<cuda::Piece> summary_parts;
-    std::vector<Join> joins;
+    std::vector<cuda::Join> joins;
+    std::int32_t num_slots = 0;  // of segments and parts
     std::vector<std::int64_t> empty_segments;
     std::vector<std::int32_t> first_checkpoints;  // of segments
     std::int32_t num_checkpoints = 0;             // of a head

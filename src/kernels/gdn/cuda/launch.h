@@ -76,6 +76,15 @@ struct SummaryView {
     float floor;
 };
 
+/// Slots of parts to those of segments (joins.cuh).
+struct JoinView {
+    const Join* joins;
+    int32_t num_joins;
+    const float* transitions;
+    float *states, *products;
+    bool backwards;
+};
+
 struct StateGradientView {
     RowsView d_o;
     const float *q_norms, *k_norms;
@@ -110,6 +119,7 @@ struct Launches {
     const char* (*state_gradient)(const CallView&, const StateGradientView&);
     const char* (*gradients)(const CallView&, const GradientsView&);
     const char* (*magnitudes)(const CallView&, const MagnitudesView&);
+    const char* (*join)(const CallView&, const JoinView&);
 };
 namespace bf16 {
 [[nodiscard]] const Launches& launches();

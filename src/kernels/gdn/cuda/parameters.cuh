@@ -5,6 +5,7 @@
 
 #include "kernels/gdn/cuda/forward.cuh"
 #include "kernels/gdn/cuda/gradients.cuh"
+#include "kernels/gdn/cuda/joins.cuh"
 #include "kernels/gdn/cuda/launch.h"
 #include "kernels/gdn/cuda/magnitudes.cuh"
 #include "kernels/gdn/cuda/state_gradient.cuh"
@@ -140,6 +141,19 @@ inline MagnitudesParams magnitudes_params(const CallView& call, const Magnitudes
 }
 inline Grid magnitudes_grid(const MagnitudesParams& p) {
     return {Magnitudes::blocks(p), Magnitudes::kThreads, 0, 1};
+}
+
+inline JoinParams join_params(const CallView& call, const JoinView& view) {
+    return {.shape = call.shape,
+            .joins = view.joins,
+            .num_joins = view.num_joins,
+            .transitions = view.transitions,
+            .states = view.states,
+            .products = view.products,
+            .backwards = view.backwards};
+}
+inline Grid join_grid(const JoinParams& p) {
+    return {Joining::blocks(p), Joining::kThreads, Joining::kSharedBytes, 1};
 }
 
 inline const char* fill(StateGradientParams& p,

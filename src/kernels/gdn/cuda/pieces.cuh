@@ -113,7 +113,8 @@ HCP_DEVICE Walk walk_summary(const Piece& piece,
                              const GateInputs& gates,
                              float floor,
                              uint32_t scratch) {
-    return walk_of(walk, find_summary_range(order, gates, walk.head, floor, scratch), piece.chunks);
+    return walk_of(walk, find_summary_range(order, piece, gates, walk.head, floor, scratch),
+                   piece.chunks);
 }
 
 }  // namespace hybridcp::gdn::cuda::HCP_OPERANDS

@@ -52,6 +52,7 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     append(words, host.whole_segments);
     append(words, host.summary_parts);
     append(words, host.runs);
+    append(words, host.joins);
     append(words, host.first_checkpoints);
     auto tables = std::make_shared<SegmentTables>();
     tables->memory =
@@ -68,7 +69,8 @@ std::shared_ptr<const SegmentTables> segment_tables(const GdnSegments& segments,
     tables->kept_share = kept_share;
     tables->num_checkpoints = host.num_checkpoints;
     tables->cut = host.cut;
-    tables->joins = host.joins;
+    tables->num_joins = static_cast<std::int32_t>(host.joins.size());
+    tables->num_slots = host.num_slots;
     tables->empty_segments = host.empty_segments;
     all.push_back(tables);
     kept = std::make_shared<const decltype(all)>(all);

@@ -23,7 +23,7 @@ struct SegmentTables {
     std::int32_t num_checkpoints = 0;  // of a head
     cuda::RunCut cut{};
     std::vector<std::int64_t> empty_segments;
-    std::vector<HostTables::Join> joins;
+    std::int32_t num_joins = 0, num_slots = 0;
 
     [[nodiscard]] const cuda::Chunk* chunks() const {
         return reinterpret_cast<const cuda::Chunk*>(memory.data_ptr<std::int32_t>());
@@ -38,8 +38,11 @@ struct SegmentTables {
     [[nodiscard]] const cuda::Run* runs() const {
         return reinterpret_cast<const cuda::Run*>(summary_parts() + num_summary_parts);
     }
+    [[nodiscard]] const cuda::Join* joins() const {
+        return reinterpret_cast<const cuda::Join*>(runs() + num_runs);
+    }
     [[nodiscard]] const std::int32_t* first_checkpoints() const {
-        return reinterpret_cast<const std::int32_t*>(runs() + num_runs);
+        return reinterpret_cast<const std::int32_t*>(joins() + num_joins);
     }
 };
 

@@ -215,7 +215,7 @@ HCP_DEVICE StateGradientItem find_item(const StateGradientParams& p, uint32_t sc
     const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, true};
     const WalkRange range =
         p.d_states == nullptr
-            ? find_summary_range(order, p.gates, head, p.summary_floor, scratch)
+            ? find_summary_range(order, piece, p.gates, head, p.summary_floor, scratch)
             : find_walk_range(order, piece, p.gates, head, p.may_truncate, scratch);
     const Chunk first = device::load_global(p.chunks + piece.first_chunk);
     const Chunk last = device::load_global(p.chunks + piece.first_chunk + piece.chunks - 1);

@@ -59,6 +59,11 @@ struct Piece {
     int32_t pieces;       // of the segment
 };
 
+/// For summaries a segment may be cut into parts, whose own are at slots that follow one another.
+struct Join {
+    int32_t segment, first_slot, parts;
+};
+
 /// For backward a segment is cut into runs of chunks that are walked at once, `length` each but the
 /// first and the last. Forward may keep what backward needs of the last chunks of each. Key heads
 /// of four classes, by their number, then begin a quarter of a run apart: what they keep goes to

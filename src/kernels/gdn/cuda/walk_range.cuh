@@ -141,11 +141,37 @@ HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
     return range;
 }
 
+/// Whether gates between a part of a segment and the end of the segment's walk forget all of it. A
+/// part is a piece whose index and pieces are the chunks before it and of all (host_tables.h).
+HCP_DEVICE bool is_forgotten(const WalkOrder& part,
+                             const Piece& piece,
+                             const GateInputs& gates,
+                             int32_t head,
+                             float floor,
+                             uint32_t scratch) {
+    WalkOrder rest = part;
+    rest.first_chunk =
+        part.backwards ? part.first_chunk - piece.index : part.first_chunk + part.count;
+    rest.count = part.backwards ? piece.index : piece.pieces - piece.index - part.count;
+    if (rest.count <= 0) {
+        return false;
+    }
+    const bool forgotten = places_that_matter(rest, gates, head, rest.count, floor, scratch) >= 0;
+    device::sync_block();  // scratch is free
+    return forgotten;
+}
 /// The walk of a summary: the last places that matter for the state at the end, from zeros; `first`
 /// is 0 where all do. A floor of minus infinity asks for all.
-HCP_DEVICE WalkRange find_summary_range(
-    const WalkOrder& order, const GateInputs& gates, int32_t head, float floor, uint32_t scratch) {
-    const int32_t matter = places_that_matter(order, gates, head, order.count, floor, scratch);
+HCP_DEVICE WalkRange find_summary_range(const WalkOrder& order,
+                                        const Piece& piece,
+                                        const GateInputs& gates,
+                                        int32_t head,
+                                        float floor,
+                                        uint32_t scratch) {
+    const int32_t matter =
+        is_forgotten(order, piece, gates, head, floor, scratch)
+            ? 0
+            : places_that_matter(order, gates, head, order.count, floor, scratch);
     return {.first = matter < 0 ? 0 : order.count - matter,
             .main = order.count,
             .end = order.count,
