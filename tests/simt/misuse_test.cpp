@@ -146,6 +146,19 @@ TEST(GlobalMemory, Misuse) {
     }));
 }
 
+TEST(TensorStores, OtherBytesThanTheBox) {
+    std::vector<std::uint16_t> data(64 * 16);
+    const TensorMap map = {.data = reinterpret_cast<std::byte*>(data.data()),
+                           .extent = {64, 1, 16},
+                           .stride_bytes = {128, 128},
+                           .box = {64, 1, 16}};
+    EXPECT_TRUE(reports("its box has 2048", [&] {
+        if (first_thread()) {
+            device::tensor_store(&map, base(), {0, 0, 0});
+        }
+    }));
+}
+
 TEST(Collectives, Divergence) {
     EXPECT_TRUE(reports("diverges", [] {
         if (device::lane_index() < 7) {

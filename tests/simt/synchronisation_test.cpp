@@ -265,7 +265,7 @@ void tensor_copy_kernel(const TensorMap& from, const TensorMap& to) {
             device::store_shared(base + i * 4, word);
         }
         device::fence_proxy_async();
-        device::tensor_store(&to, base, {0, 0, row});
+        device::tensor_store(&to, base, {0, 0, row}, 2048);
         device::bulk_commit();
         device::bulk_wait_read<0>();
     }
