@@ -240,7 +240,7 @@ Images remake_into(const GdnProblem& problem,
     launch.options.buffers.push_back(buffer(launch.runs));
     const Shape& shape = launch.params.shape;
     const std::int32_t clusters =
-        launch.params.num_runs * shape.key_heads_of_class() * shape.group();
+        launch.params.num_runs * key_heads_of_class(shape) * shape.group();
     launch.options.blocks = static_cast<std::uint32_t>(2 * clusters);
     use_images(launch, images);
     if (!after_keeping) {

@@ -147,7 +147,7 @@ TEST(GlobalMemory, Misuse) {
 }
 
 TEST(TensorStores, OtherBytesThanTheBox) {
-    std::vector<std::uint16_t> data(64 * 16);
+    std::vector<std::uint16_t> data(1024);
     const TensorMap map = {.data = reinterpret_cast<std::byte*>(data.data()),
                            .extent = {64, 1, 16},
                            .stride_bytes = {128, 128},

@@ -67,7 +67,7 @@ HCP_DEVICE void zero_forward_tiles(const ForwardShared<Config>& shared) {
 
 /// The chunks of a run and head that forward did not keep.
 HCP_DEVICE Walk remake_walk(const ForwardParams& p, int32_t item) {
-    const int32_t group = p.shape.group(), heads = p.shape.key_heads_of_class() * group;
+    const int32_t group = p.shape.group(), heads = key_heads_of_class(p.shape) * group;
     const Run* from = p.runs + item / heads;
     const Run run = {device::load_global(&from->segment), device::load_global(&from->first_chunk),
                      device::load_global(&from->chunks), device::load_global(&from->index),

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/gdn/cuda/tables.h"
+#include "kernels/gdn/cuda/runs.h"
 
 namespace hybridcp::gdn {
 

@@ -3,7 +3,7 @@
 // Host side of the Hopper kernels of Gated DeltaNet, without torch: each launch fills a kernel's
 // parameters and launches it on the call's stream. All return null, or what CUDA says is wrong.
 
-#include "kernels/gdn/cuda/tables.h"
+#include "kernels/gdn/cuda/runs.h"
 
 namespace hybridcp::gdn::cuda {
 

@@ -123,7 +123,7 @@ inline const char* fill(ForwardParams& p, const CallView& call, const SummaryVie
 template <class Config>
 Grid forward_grid(const ForwardParams& p) {
     const int64_t clusters =
-        Config::kRemake ? int64_t{p.num_runs} * p.shape.key_heads_of_class() * p.shape.group()
+        Config::kRemake ? int64_t{p.num_runs} * key_heads_of_class(p.shape) * p.shape.group()
                         : int64_t{p.num_pieces} * p.shape.value_heads * (Config::kSummary ? 2 : 1);
     return {clusters * Config::kCluster, Config::kThreads, Config::kSharedBytes, Config::kCluster};
 }

@@ -3,4 +3,4 @@
 // Primitives and tables of the Hopper kernels of Gated DeltaNet (docs/gdn-cuda.md).
 
 #include "kernels/cuda/device.cuh"
-#include "kernels/gdn/cuda/tables.h"
+#include "kernels/gdn/cuda/runs.h"
