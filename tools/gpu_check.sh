@@ -94,7 +94,7 @@ if wants sanitizer; then
   check "build for racecheck" build_for_racecheck
   for type in bf16 fp16; do
     check "sanitizer racecheck $type" compute-sanitizer --tool racecheck --error-exitcode 1 "$kBuild/racecheck/kernels" \
-      2 4 300 ls16 1 none $type
+      2 4 300 ls16 1 none $type 0.4
   done
 fi
 model=$kGolden/models/dense_tiny
