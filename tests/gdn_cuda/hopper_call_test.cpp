@@ -131,13 +131,15 @@ TEST(HopperCall, SmallerHeadDimsAndSummaries) {
         kBar);
 }
 
-// The first segment is walked in parts. One head does not forget, the others do within a part or
-// two.
+// The first segment is walked in parts. One head does not forget, others do within a part or two,
+// or in one half alone.
 TEST(HopperCall, SummariesOfParts) {
-    GdnCase c = bf16_case({0, 1000, 1020}, 1, 3, 17);
+    GdnCase c = bf16_case({0, 1000, 1020}, 1, 5, 17);
     c.inputs.g = c.inputs.g.to(at::kFloat) * 1e-3;
     c.inputs.g.select(1, 1).fill_(-0.2);
     c.inputs.g.select(1, 2).fill_(-0.06);
+    c.inputs.g.select(1, 3).slice(0, 512).fill_(-0.2);
+    c.inputs.g.select(1, 4).slice(0, 0, 512).fill_(-0.2);
     c.inputs.beta = c.inputs.beta * 0.1;  // or nothing would be left of M
     c.options.summary_floor = GdnOptions::kFastSummary;
     const GdnCase wide = with_dtype(c, at::kDouble);

@@ -97,8 +97,12 @@ HCP_DEVICE Walk forward_walk(const ForwardParams& p,
     }
     const int32_t head = item % p.shape.value_heads, piece_index = item / p.shape.value_heads;
     identity = piece_index >= p.num_pieces;
-    const Piece piece =
-        load_piece(p.pieces + (identity ? piece_index - p.num_pieces : piece_index));
+    Piece piece = load_piece(p.pieces + (identity ? piece_index - p.num_pieces : piece_index));
+    if (Config::kSummary && identity) {
+        // Gradient summaries want M of each part, whatever the gates beyond it forget.
+        piece.index = 0;
+        piece.pieces = piece.chunks;
+    }
     const WalkOrder order = {p.chunks, piece.first_chunk, piece.chunks, false};
     const Walk segment = begin_walk(piece, p.shape, p.chunks, head);
     if constexpr (Config::kSummary) {
