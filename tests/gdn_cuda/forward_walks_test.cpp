@@ -20,7 +20,7 @@ std::vector<Walk> walks(const GateInputs& gates, const Tables& tables, bool may_
     shape.key_heads = shape.value_heads = 1;
     for (const Piece& piece : tables.pieces) {
         Walk walk{};
-        simt::launch({.threads = 32 * kWarps, .shared_bytes = 4 * kWarps}, [&] {
+        simt::launch({.threads = 32 * kWarps, .shared_bytes = 4 * kWarps * kChunksOfWarp}, [&] {
             const Walk segment = begin_walk(piece, shape, tables.chunks.data(), 0);
             const WalkOrder order = {tables.chunks.data(), piece.first_chunk, piece.chunks, false};
             walk = walk_piece(piece, segment, order, gates, may_truncate, device::shared_base());

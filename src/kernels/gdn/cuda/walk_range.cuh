@@ -14,8 +14,9 @@ namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 constexpr float kForgottenLog = -18.0F;
 /// Time of a chunk without outputs in that of a chunk with.
 constexpr float kCatchUpTime = 0.75F;
-/// Most chunks that are looked at: a head that takes longer to forget walks from the boundary.
-constexpr int32_t kMostRounds = 8;
+/// Most chunks that a warp looks at: a head that takes longer to forget walks from the boundary.
+/// One first, which is enough for most heads, then the others at once.
+constexpr int32_t kChunksOfWarp = 8;
 
 struct WalkRange {
     int32_t first, main, end;
@@ -38,7 +39,8 @@ HCP_DEVICE Piece load_piece(const Piece* piece) {
             device::load_global(&piece->pieces)};
 }
 
-HCP_DEVICE float chunk_log_decay(const GateInputs& gates, Chunk chunk, int32_t head) {
+/// The lane's part of the sum of a chunk's log gates.
+HCP_DEVICE float lane_log_decay(const GateInputs& gates, Chunk chunk, int32_t head) {
     float sum = 0.0F;
     for (int i = 0; i < 2; ++i) {
         const auto row = static_cast<int32_t>(device::lane_index()) + 32 * i;
@@ -49,17 +51,60 @@ HCP_DEVICE float chunk_log_decay(const GateInputs& gates, Chunk chunk, int32_t h
             sum += g <= kLogDecayFloor ? kLogDecayFloor : g;
         }
     }
-#pragma unroll
-    for (uint32_t mask = 16; mask > 0; mask >>= 1) {
-        sum += device::shuffle_xor(sum, mask);
-    }
     return sum;
 }
 
+/// Leaves the sums of the log gates of the `Count` chunks a warp before `place`, the last first;
+/// zeros beyond the first chunk.
+template <int32_t Count>
+HCP_DEVICE void leave_log_decays(const WalkOrder& order,
+                                 const GateInputs& gates,
+                                 int32_t head,
+                                 int32_t place,
+                                 uint32_t scratch) {
+    const auto warps = static_cast<int32_t>(device::block_threads() / 32);
+    const auto warp = static_cast<int32_t>(device::warp_index());
+    float sums[Count];
+#pragma unroll
+    for (int32_t i = 0; i < Count; ++i) {
+        const int32_t at = place - 1 - (i * warps + warp);
+        sums[i] = at < 0 ? 0.0F
+                         : lane_log_decay(
+                               gates, device::load_global(order.chunks + order.chunk_at(at)), head);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < Count; ++i) {
+#pragma unroll
+        for (uint32_t mask = 16; mask > 0; mask >>= 1) {
+            sums[i] += device::shuffle_xor(sums[i], mask);
+        }
+        if (device::lane_index() == 0) {
+            device::store_shared(scratch + 4 * static_cast<uint32_t>(i * warps + warp), sums[i]);
+        }
+    }
+}
+/// The first of `count` sums with which `sum` falls below `floor`, or -1; then `sum` has all.
+HCP_DEVICE int32_t find_below(float& sum, float floor, int32_t count, uint32_t scratch) {
+    float all = sum;  // gates only take away, so this tells whether it is any
+#pragma unroll 8
+    for (int32_t i = 0; i < count; ++i) {
+        all += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
+    }
+    if (all < floor) {
+        for (int32_t i = 0; i < count; ++i) {
+            sum += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
+            if (sum < floor) {
+                return i;
+            }
+        }
+    }
+    sum = all;
+    return -1;
+}
+
 /// How many places before `place` are needed to know the state there: those with log gates of more
-/// than `floor` between them and it; -1 if
-/// that is all of them, or more than are looked at.
-/// All threads of the block call; `scratch` is shared memory for one float a warp.
+/// than `floor` between them and it; -1 if that is all of them, or more than are looked at.
+/// All threads of the block call; `scratch` is shared memory for kChunksOfWarp floats a warp.
 HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
                                       const GateInputs& gates,
                                       int32_t head,
@@ -67,31 +112,18 @@ HCP_DEVICE int32_t places_that_matter(const WalkOrder& order,
                                       float floor,
                                       uint32_t scratch) {
     const auto warps = static_cast<int32_t>(device::block_threads() / 32);
-    const auto warp = static_cast<int32_t>(device::warp_index());
     float sum = 0.0F;
-    for (int32_t round = 0; round < kMostRounds; ++round) {
-        const int32_t at = place - 1 - (round * warps + warp);
-        const float log_decay =
-            at < 0 ? 0.0F
-                   : chunk_log_decay(gates, device::load_global(order.chunks + order.chunk_at(at)),
-                                     head);
-        if (device::lane_index() == 0) {
-            device::store_shared(scratch + 4 * static_cast<uint32_t>(warp), log_decay);
-        }
-        device::sync_block();
-        for (int32_t i = 0; i < warps; ++i) {
-            const int32_t walked = round * warps + i;
-            if (walked >= place) {
-                return -1;
-            }
-            sum += device::load_shared<float>(scratch + 4 * static_cast<uint32_t>(i));
-            if (sum < floor) {
-                return walked + 1;
-            }
-        }
-        device::sync_block();
+    leave_log_decays<1>(order, gates, head, place, scratch);
+    device::sync_block();
+    const int32_t soon = find_below(sum, floor, warps, scratch);
+    if (soon >= 0 || warps >= place) {
+        return soon < 0 ? -1 : soon + 1;
     }
-    return -1;
+    device::sync_block();
+    leave_log_decays<kChunksOfWarp - 1>(order, gates, head, place - warps, scratch);
+    device::sync_block();
+    const int32_t later = find_below(sum, floor, (kChunksOfWarp - 1) * warps, scratch);
+    return later < 0 ? -1 : warps + later + 1;
 }
 
 /// Where piece `index` of `pieces` starts when `places` are cut evenly.
@@ -105,7 +137,7 @@ HCP_DEVICE int32_t uneven_start(int32_t places) {
     return places - (share > 0 ? share : 1);
 }
 
-/// All threads of the block call; `scratch` is shared memory for one float a warp.
+/// All threads of the block call; `scratch` is as places_that_matter wants it.
 HCP_DEVICE WalkRange find_walk_range(const WalkOrder& order,
                                      const Piece& piece,
                                      const GateInputs& gates,
