@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "hcp/bench_measure.h"
 #include "hybridcp/error.h"
@@ -44,6 +46,9 @@ double limit_ms(const BenchGdnOptions& options, std::int64_t tokens, const std::
 constexpr int kWarmUps = 5;
 constexpr std::int64_t kFlushBytes = 256 << 20;  // more than the second-level cache
 constexpr int kProblems = 2;                     // random inputs that take turns
+// Before each series of times: after a tenth of a second at full power the GPU lowers its clock, so
+// what ran before would be part of the result.
+constexpr std::chrono::milliseconds kRest{500};
 
 /// One variant on rotating inputs; the call is made, and forward run, outside what is timed of
 /// backward.
@@ -124,6 +129,7 @@ double timed_ms(at::Tensor& flush, Run run) {
 Json time_pass(const BenchGdnOptions& options, Passes& passes, const std::string& pass) {
     at::Tensor flush = at::empty({kFlushBytes}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
     Samples launched, replayed;
+    std::this_thread::sleep_for(kRest);
     for (int turn = 0; turn < kWarmUps + options.repeats; ++turn) {
         passes.prepare(pass, turn);
         const double ms = timed_ms(flush, [&] { passes.run(pass, turn); });
@@ -141,6 +147,7 @@ Json time_pass(const BenchGdnOptions& options, Passes& passes, const std::string
         passes.run(pass, 0);
         graph.capture_end();
     }
+    std::this_thread::sleep_for(kRest);
     for (int turn = 0; turn < kWarmUps + options.repeats; ++turn) {
         const double ms = timed_ms(flush, [&] { graph.replay(); });
         if (turn >= kWarmUps) {
