@@ -182,9 +182,12 @@ int main(int argc, char** argv) {
     const Launches& kernels = in_fp16 ? fp16::launches() : bf16::launches();
     DeviceTraits traits{};
     check(read_device_traits(0, traits), "device");
-    const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors),
+    // Summaries in parts, however few tokens, so that the sanitizer sees them joined.
+    const int64_t chunks_of_two = std::min(160, (tokens + kChunkTokens - 1) / kChunkTokens);
+    const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors,
+                                             chunks_of_two),
                      kept_host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors,
-                                                  256, share);
+                                                  chunks_of_two, share);
     const auto num_chunks = static_cast<int32_t>(host.chunks.size());
     const size_t key_elements = size_t(tokens) * key_heads * kHeadDim,
                  value_elements = size_t(tokens) * value_heads * kHeadDim;
@@ -199,7 +202,7 @@ int main(int argc, char** argv) {
         x = __float2bfloat16(1 / (1 + std::exp(-__bfloat162float(x))));
     }
     const Memory beta(strengths), chunks(host.chunks), pieces(host.pieces),
-        whole(host.whole_segments), first_checkpoints(host.first_checkpoints),
+        parts(host.summary_parts), joins(host.joins), first_checkpoints(host.first_checkpoints),
         runs_of_all(host.runs), runs_of_rest(kept_host.runs);
     const Memory kept(size_t(4) * kCheckpointFloats * value_heads * host.num_checkpoints + 16);
     const Memory o(2 * value_elements), end(4 * state), q_norms(4 * size_t(tokens) * key_heads),
@@ -211,7 +214,8 @@ int main(int argc, char** argv) {
     const Memory dq(2 * key_elements), dk(2 * key_elements), dv(2 * value_elements);
     const Memory other_errors(std::max<size_t>(2 * value_elements, 4 * key_elements) -
                               4 * key_elements + 16);
-    const Memory dg(4 * size_t(tokens) * value_heads), dbeta(dg.bytes), S(4 * state), M(4 * state);
+    const Memory dg(4 * size_t(tokens) * value_heads), dbeta(dg.bytes);
+    const Memory S(4 * state * size_t(host.num_slots)), M(S.bytes), dS(S.bytes);
     const Memory largest(4 * size_t(value_heads)), largest_gradients(largest.bytes);
     check(cudaMemset(largest.data, 0, largest.bytes), "memset");
     check(cudaMemset(largest_gradients.data, 0, largest.bytes), "memset");
@@ -232,9 +236,9 @@ int main(int argc, char** argv) {
         .may_truncate = true,
         .stream = nullptr,
         .largest = largest.as<uint32_t>()};
-    CallView whole_call = call;
-    whole_call.pieces = whole.as<Piece>();
-    whole_call.num_pieces = static_cast<int32_t>(host.whole_segments.size());
+    CallView parts_call = call;
+    parts_call.pieces = parts.as<Piece>();
+    parts_call.num_pieces = static_cast<int32_t>(host.summary_parts.size());
     const Checkpoints checkpoints = {host.cut, first_checkpoints.as<int32_t>(), kept.as<float>(),
                                      host.num_checkpoints, 0};
     const Memory kept_states(
@@ -271,6 +275,7 @@ int main(int argc, char** argv) {
     walk.largest = of_gradients.largest;
     walk.d_start = d_start.as<float>();
     StateGradientView summary_walk = walk;
+    summary_walk.d_start = dS.as<float>();
     summary_walk.summary_floor = -25.0F;
     walk.d_states = d_states.as<uint8_t>();
     walk.d_new_values = rows(dv, value_heads);
@@ -281,6 +286,11 @@ int main(int argc, char** argv) {
         walk.progress,  walk.largest,      dq.data,      dk.data,       walk.d_new_values,
         dg.as<float>(), dbeta.as<float>(), value_heads};
     const SummaryView summary = {S.as<float>(), M.as<float>(), -25.0F};
+    const auto num_joins = static_cast<int32_t>(host.joins.size());
+    const JoinView join = {joins.as<Join>(), num_joins,     M.as<float>(),
+                           S.as<float>(),    M.as<float>(), false};
+    const JoinView join_gradients = {joins.as<Join>(), num_joins, M.as<float>(),
+                                     dS.as<float>(),   nullptr,   true};
     const auto make_rows = [&] {
         const char* errors[] = {kernels.remake(call, remake), kernels.state_gradient(call, walk)};
         return *std::max_element(std::begin(errors), std::end(errors));
@@ -324,10 +334,20 @@ int main(int argc, char** argv) {
          },
          {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {".dg", &dg}, {".dbeta", &dbeta}},
          [&] { return kernels.forward(call, keeping); }},
-        {"summary", [&] { return kernels.summary(whole_call, summary); }, {{".S", &S}, {".M", &M}}},
+        {"summary",
+         [&] {
+             const char* errors[] = {kernels.summary(parts_call, summary),
+                                     kernels.join(call, join)};
+             return *std::max_element(std::begin(errors), std::end(errors));
+         },
+         {{".S", &S}, {".M", &M}}},
         {"gradient_summary",
-         [&] { return kernels.state_gradient(whole_call, summary_walk); },
-         {{".d_start", &d_start}}}};
+         [&] {
+             const char* errors[] = {kernels.state_gradient(parts_call, summary_walk),
+                                     kernels.join(call, join_gradients)};
+             return *std::max_element(std::begin(errors), std::end(errors));
+         },
+         {{".d_start", &dS}}}};
     std::printf("(%d, %d) %d tokens %s, %d repeats\n", key_heads, value_heads, tokens,
                 gates.c_str(), repeats);
     for (const Timed& run : runs) {

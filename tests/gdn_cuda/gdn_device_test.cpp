@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "hybridcp/error.h"
+#include "kernels/gdn/backends.h"
 #include "kernels/gdn_fused_check.h"
 
 namespace hybridcp::test {
@@ -44,11 +45,15 @@ std::shared_ptr<GdnCall> make_gpu_call(const GdnCase& on_device) {
     return make_gdn_call(GdnBackend::kFused, on_device.inputs, on_device.offsets,
                          on_device.options);
 }
+std::shared_ptr<GdnCall> make_gpu_call(const GdnCase& on_device, const gdn::CudaLimits& limits) {
+    return gdn::make_cuda_call(
+        gdn::make_problem(on_device.inputs, on_device.offsets, on_device.options), limits);
+}
 
 /// A call on the GPU whose arguments and results are on the CPU.
 class GpuCall final : public GdnCall {
   public:
-    explicit GpuCall(const GdnCase& gdn_case) : call_(make_gpu_call(on_gpu(gdn_case))) {}
+    explicit GpuCall(std::shared_ptr<GdnCall> call) : call_(std::move(call)) {}
     [[nodiscard]] const std::vector<bool>* independent() const override {
         return call_->independent();
     }
@@ -77,7 +82,7 @@ std::vector<FusedVariant> gpu_variant(double kept_share = 1.0) {
     return {{"cuda", [=](const GdnCase& gdn_case) -> std::shared_ptr<GdnCall> {
                  GdnCase c = gdn_case;
                  c.options.kept_share = kept_share;
-                 return std::make_shared<GpuCall>(c);
+                 return std::make_shared<GpuCall>(make_gpu_call(on_gpu(c)));
              }}};
 }
 /// Of what forward keeps for backward: nothing, a part or all, by turns.
@@ -318,6 +323,20 @@ TEST(GdnOnGpuSummaries, ChainToTheWhole) {
             for (const auto& [name, x] : actual) {
                 EXPECT_LE(worst_head_error(x, expected.at(name)), kChained) << name;
             }
+        }
+    }
+}
+
+TEST(GdnOnGpuSummaries, OfParts) {
+    for (const std::int64_t chunks_of_two : {160, 8, 4}) {  // one part, two, four
+        for (const std::int64_t fp16_tokens : {1, 2048}) {  // bf16, fp16
+            SCOPED_TRACE(fmt::format("{} chunks, {} tokens", chunks_of_two, fp16_tokens));
+            const gdn::CudaLimits limits{.chunks_of_two_summary_parts = chunks_of_two,
+                                         .fp16_tokens = fp16_tokens};
+            check_uneven_summaries({"cuda", [&](const GdnCase& c) {
+                                        return std::make_shared<GpuCall>(
+                                            make_gpu_call(on_gpu(c), limits));
+                                    }});
         }
     }
 }

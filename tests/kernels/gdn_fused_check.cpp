@@ -78,4 +78,31 @@ void check_bf16(const FusedCase& problem,
     }
 }
 
+void check_uneven_summaries(const FusedVariant& variant) {
+    GdnCase c = bf16_case({0, 1000, 1020}, 1, 5, 17);
+    Tensor& g = c.inputs.g;
+    g = g.to(at::kFloat) * 1e-3;
+    g.select(1, 1).fill_(-0.2);
+    g.select(1, 2).fill_(-0.06);
+    g.select(1, 3).slice(0, 512).fill_(-0.2);
+    g.select(1, 4).slice(0, 0, 512).fill_(-0.2);
+    c.inputs.beta = c.inputs.beta * 0.1;  // or nothing would be left of M
+    c.options.summary_floor = GdnOptions::kFastSummary;
+    const auto call = variant.make_call(c);
+    const GdnCase wide = with_dtype(c, at::kDouble);
+    const auto reference =
+        make_gdn_call(GdnBackend::kReference, wide.inputs, wide.offsets, wide.options);
+    const GdnSummary summary = call->summary(), expected = reference->summary();
+    constexpr double kBar = 5e-3;
+    EXPECT_LE(worst_head_error(summary.S, expected.S), kBar);
+    const auto first = [](const Tensor& x) { return x.slice(1, 0, 1); };  // others leave nothing
+    EXPECT_LE(worst_head_error(first(summary.M), first(expected.M)), kBar);
+    EXPECT_LE((summary.M - expected.M).abs().max().item<double>(), 1e-3);
+    (void)call->forward({});
+    (void)reference->forward({});
+    EXPECT_LE(
+        worst_head_error(call->gradient_summary(c.d_o), reference->gradient_summary(wide.d_o)),
+        kBar);
+}
+
 }  // namespace hybridcp::test

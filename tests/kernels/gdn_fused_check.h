@@ -34,4 +34,8 @@ void check_bf16(const FusedCase& problem,
                 BarCount& count,
                 const Bf16Rule& rule = {});
 
+/// Summaries of 1,000 tokens and of 20, fast as context parallelism asks for them: one head forgets
+/// nothing, others do within a few chunks, or in one half alone.
+void check_uneven_summaries(const FusedVariant& variant);
+
 }  // namespace hybridcp::test

@@ -95,10 +95,11 @@ HCP_DEVICE Walk forward_walk(const ForwardParams& p,
     if constexpr (Config::kRemake) {
         return remake_walk(p, item);
     }
-    const int32_t head = item % p.shape.value_heads, piece_index = item / p.shape.value_heads;
-    identity = piece_index >= p.num_pieces;
-    Piece piece = load_piece(p.pieces + (identity ? piece_index - p.num_pieces : piece_index));
-    if (Config::kSummary && identity) {
+    constexpr int32_t kKinds = Config::kSummary ? 2 : 1;  // S, M
+    const int32_t head = item % p.shape.value_heads, index = item / p.shape.value_heads;
+    identity = index % kKinds != 0;
+    Piece piece = load_piece(p.pieces + index / kKinds);
+    if (identity) {
         // Gradient summaries want M of each part, whatever the gates beyond it forget.
         piece.index = 0;
         piece.pieces = piece.chunks;

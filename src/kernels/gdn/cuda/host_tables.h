@@ -30,7 +30,7 @@ struct HostTables {
 [[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
                                           std::int64_t value_heads,
                                           int multiprocessors,
-                                          std::int64_t chunks_of_two_summary_parts = 256,
+                                          std::int64_t chunks_of_two_summary_parts = 160,
                                           double kept_share = 0.0);
 
 }  // namespace hybridcp::gdn
