@@ -4,7 +4,7 @@
 # there are two GPUs, times Gated DeltaNet, and prints a short table last.
 #   tools/gpu_check.sh PREFIX GOLDEN_FOLDER OUTPUT_FOLDER [PART...]      parts: ops kernels sanitizer models bench (all)
 # PREFIX holds what such a machine may lack: headers and CMake packages of yaml-cpp, CLI11, nlohmann-json, fmt, GoogleTest,
-# gloo and xxHash.
+# gloo and xxHash (tools/gpu_prefix.sh collects them).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,7 +29,27 @@ mkdir -p "$kOut"
 HCP_LIBTORCH=$torch cmake -G Ninja -B "$kBuild" -DHCP_CUDA=ON -DCMAKE_PREFIX_PATH="$kPrefix" \
   -DCMAKE_CXX_FLAGS="$includes" -DHCP_GLOO_INCLUDE="$kPrefix/include" -DHCP_XXHASH_INCLUDE="$kPrefix/include" >"$kOut/configure.txt" 2>&1 ||
   { tail -n 20 "$kOut/configure.txt"; exit 1; }
+# Racecheck cannot judge the kernels as they are: it gets a build of its own (docs/gdn-cuda.md, "Racecheck").
+build_for_racecheck() {
+  local nvcc=(nvcc -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo -I src -cudart static
+    --generate-code=arch=compute_90a,code=sm_90a -DHCP_RACECHECK) folder=$kBuild/racecheck pids=() i
+  mkdir -p "$folder"
+  for i in bf16 fp16; do
+    "${nvcc[@]}" -DHCP_OPERANDS=$i -c -o "$folder/$i.o" src/kernels/gdn/cuda/launch.cu &
+    pids+=($!)
+  done
+  for i in "${pids[@]}"; do wait "$i" || return 1; done
+  "${nvcc[@]}" -o "$folder/kernels" bench/gdn_cuda_kernels.cu "$folder"/{bf16,fp16}.o \
+    src/kernels/gdn/cuda/{host_tables,device_traits}.cpp
+}
+if [[ $kParts == *" sanitizer "* ]]; then
+  build_for_racecheck >"$kOut/build_for_racecheck.txt" 2>&1 &
+  racecheck_build=$!
+fi
 ninja -C "$kBuild" hcp gdn_device_test >"$kOut/build.txt" 2>&1 || { grep -E 'error|undefined' "$kOut/build.txt" | head -n 20; exit 1; }
+if [[ -n ${racecheck_build:-} ]]; then
+  wait "$racecheck_build" || { grep error "$kOut/build_for_racecheck.txt" | head -n 20; exit 1; }
+fi
 printf 'built in %d s\n' $(($(seconds) - start))
 
 readonly kHcp=$PWD/$kBuild/hcp
@@ -38,15 +58,33 @@ wants() { [[ $kParts == *" $1 "* ]]; }
 table=()
 failed=0
 
-# check LABEL COMMAND...: keeps the command's last line for the table.
+log_of() { echo "$kOut/$(tr -c 'a-z0-9\n' '_' <<<"$1").txt"; }
+# note STATUS LABEL: keeps the last line of the command's log for the table.
+note() {
+  [[ $1 -eq 0 ]] || failed=$((failed + 1))
+  table+=("$([[ $1 -eq 0 ]] && echo ok || echo "FAIL $1")  $2: $(tail -n 1 "$(log_of "$2")")")
+}
+# check LABEL COMMAND...
 check() {
-  local label=$1 log status
+  local label=$1
   shift
-  log=$kOut/$(tr -c 'a-z0-9\n' '_' <<<"$label").txt
-  timeout 150 "$@" >"$log" 2>&1
-  status=$?
-  [[ $status -eq 0 ]] || failed=$((failed + 1))
-  table+=("$([[ $status -eq 0 ]] && echo ok || echo "FAIL $status")  $label: $(tail -n 1 "$log")")
+  timeout 150 "$@" >"$(log_of "$label")" 2>&1
+  note $? "$label"
+}
+# start LABEL COMMAND...: beside what follows, until finish. For what is not timed and mostly waits for its reference.
+started=() labels=()
+start() {
+  labels+=("$1")
+  timeout 300 "${@:2}" >"$(log_of "$1")" 2>&1 &
+  started+=($!)
+}
+finish() {
+  local i
+  for i in "${!started[@]}"; do
+    wait "${started[i]}"
+    note $? "${labels[i]}"
+  done
+  started=() labels=()
 }
 
 # shards LABEL N FILTER: the tests of FILTER in N processes at once.
@@ -70,28 +108,17 @@ if wants ops; then
   check "op gdn fused" "$kHcp" verify op gdn "$kGolden"/ops/gdn/*.safetensors --device cuda --backend fused --dtype bf16
 fi
 if wants kernels; then
+  for tokens in 8K 32K 128K; do
+    start "gdn on a gpu $tokens" "$kDeviceTest" --gtest_filter="GdnOnGpuLong.Tokens$tokens"
+  done
   shards 'generated cases' 14 '*GeneratedCases*'
-  for suite in Long Exact Summaries Refusals; do
+  for suite in Exact Summaries Refusals; do
     check "gdn on a gpu $suite" "$kDeviceTest" --gtest_filter="GdnOnGpu$suite.*"
   done
 fi
-# Racecheck cannot judge the kernels as they are: it gets a build of its own (docs/gdn-cuda.md, "Racecheck").
-build_for_racecheck() {
-  local nvcc=(nvcc -O3 -std=c++20 --expt-relaxed-constexpr -lineinfo -I src -cudart static
-    --generate-code=arch=compute_90a,code=sm_90a -DHCP_RACECHECK) folder=$kBuild/racecheck pids=() i
-  mkdir -p "$folder"
-  for i in bf16 fp16; do
-    "${nvcc[@]}" -DHCP_OPERANDS=$i -c -o "$folder/$i.o" src/kernels/gdn/cuda/launch.cu &
-    pids+=($!)
-  done
-  for i in "${pids[@]}"; do wait "$i" || return 1; done
-  "${nvcc[@]}" -o "$folder/kernels" bench/gdn_cuda_kernels.cu "$folder"/{bf16,fp16}.o \
-    src/kernels/gdn/cuda/{host_tables,device_traits}.cpp
-}
 if wants sanitizer; then
   check "sanitizer memcheck" compute-sanitizer --tool memcheck --error-exitcode 1 "$kDeviceTest" \
-    --gtest_filter='GdnOnGpuExact.StridesPaddingAndStreams'
-  check "build for racecheck" build_for_racecheck
+    --gtest_filter='GdnOnGpuExact.StridesPaddingAndStreams:GdnOnGpuSummaries.OfParts'
   for type in bf16 fp16; do
     check "sanitizer racecheck $type" compute-sanitizer --tool racecheck --error-exitcode 1 "$kBuild/racecheck/kernels" \
       2 4 300 ls16 1 none $type 0.4
@@ -133,12 +160,18 @@ for name in dense_tiny moe_tiny; do
     done
   done
 done
+finish
 if wants bench; then
   for shape in '16 32 8192,32768 ls16' '16 32 32768 zero25' '16 32 32768 qwen' '16 64 32768 ls16' '16 16 32768 ls16' \
     '2 8 32768 ls16' '4 8 32768 ls16'; do
     read -r keys values tokens gates <<<"$shape"
     "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads "$keys" --value-heads "$values" \
-      --tokens "$tokens" --gates "$gates" --report "$kOut/bench_${keys}_${values}_$gates.json" 2>&1 | tail -n +2
+      --tokens "$tokens" --gates "$gates" --kept-share 0,0.4 --report "$kOut/bench_${keys}_${values}_$gates.json" 2>&1 |
+      tail -n +2
+  done
+  for gates in ls16 zero25; do
+    "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads 16 --value-heads 32 --tokens 16384 \
+      --gates "$gates" --kept-share 0 --pass forward,backward,summary,gradient_summary 2>&1 | tail -n +2
   done
   "$kHcp" bench gdn --device cuda --dtype bf16 --backend fused --key-heads 16 --value-heads 32 --tokens 8192,16384 \
     --peer hf --peer-repeats 3 --report "$kOut/bench_hf.json" 2>&1 | grep ' hf '
