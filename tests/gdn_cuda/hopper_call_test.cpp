@@ -141,6 +141,13 @@ TEST(HopperCall, SummariesOfParts) {
     }
 }
 
+TEST(HopperCall, UnevenGates) {
+    GdnCase c = uneven_case();
+    c.options.kept_share = 0.5;
+    expect_close(run_all(*emulated(15, {.fp16_tokens = 1})[0].make_call(c), c),
+                 run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kBars, kBar);
+}
+
 // All a head's gradients may come from its states alone.
 TEST(HopperCall, FewTokens) {
     for (const std::int64_t tokens : {1, 2, 65}) {

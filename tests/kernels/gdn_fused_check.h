@@ -34,8 +34,10 @@ void check_bf16(const FusedCase& problem,
                 BarCount& count,
                 const Bf16Rule& rule = {});
 
-/// Summaries of 1,000 tokens and of 20, fast as context parallelism asks for them: one head forgets
-/// nothing, others do within a few chunks, or in one half alone.
+/// 1,000 tokens and 20 in bf16: one head forgets nothing, others do within a few chunks, or in one
+/// half of their segment alone.
+[[nodiscard]] GdnCase uneven_case();
+/// Its summaries, fast as context parallelism asks for them.
 void check_uneven_summaries(const FusedVariant& variant);
 
 }  // namespace hybridcp::test
