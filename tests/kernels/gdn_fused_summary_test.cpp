@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/gdn_fused_cases.h"
+#include "kernels/gdn_fused_check.h"
 #include "kernels/gdn_fused_variants.h"
 
 namespace hybridcp::test {
@@ -103,6 +104,13 @@ Summaries summaries(const FusedVariant& variant, const GdnCase& gdn_case, double
     const GdnSummary summary = call->summary();
     (void)call->forward(c.S_start);
     return {summary.S, summary.M, call->gradient_summary(c.d_o), *call->independent()};
+}
+
+TEST(GdnFusedSummary, UnevenGates) {
+    for (const FusedVariant& variant : fused_bf16_variants()) {
+        SCOPED_TRACE(variant.name);
+        check_uneven_summaries(variant);
+    }
 }
 
 TEST(GdnFusedSummary, WindowsLeaveOutWhatHasDecayed) {
