@@ -183,7 +183,8 @@ Images decoded(const RawImages& images, const GdnProblem& problem, const Launch&
                   .errors = errors_of(images, problem),
                   .inverses = decoded_inverses(images.inverses)};
     for (std::int64_t head = 0; kFp16 && head < out.states.size(0); ++head) {
-        const int exponent = exponent_of(launch.largest[static_cast<std::size_t>(head)]);
+        const int exponent =
+            exponent_of(launch.largest[static_cast<std::size_t>(head)], kRoomOfValues);
         out.states.select(0, head).mul_(std::exp2(exponent));
         out.errors.select(1, head).mul_(std::exp2(exponent));
     }

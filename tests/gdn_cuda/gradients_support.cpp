@@ -165,9 +165,15 @@ void remake_head(const GradientsProblem& problem,
         const std::size_t at = static_cast<std::size_t>(head) * made.chunks.size() + i;
         Images& to = made.images;
         const auto index = static_cast<std::size_t>(head);
-        const int exponent = gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest[index]) : 0;
+        const int exponent =
+            gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest[index], gdn::cuda::kRoomOfValues)
+                             : 0;
         const int of_gradients =
-            gdn::cuda::kFp16 ? gdn::cuda::exponent_of(made.largest_gradients[index]) : 0;
+            gdn::cuda::kFp16 ? gdn::cuda::exponent_of(
+                                   made.largest_gradients[index],
+                                   gdn::cuda::room_of_gradients(static_cast<float>(problem.scale),
+                                                                problem.use_qk_l2norm))
+                             : 0;
         const std::int64_t stride = problem.inputs.v.size(1) * kHeadDim;
         const auto rows = static_cast<std::size_t>(made.chunks[i].token * stride + head * kHeadDim);
         put_rows(chunk.errors, exponent, kFp16, stride, &to.errors[rows]);

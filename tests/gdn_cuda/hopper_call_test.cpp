@@ -148,6 +148,75 @@ TEST(HopperCall, UnevenGates) {
                  run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kBars, kBar);
 }
 
+// Few large numbers among many small ones: fp16 must hold both.
+TEST(HopperCall, HeavyTails) {
+    const auto tails = [](const Tensor& x) {
+        const at::Generator generator = at::detail::createCPUGenerator(3);
+        const Tensor sizes = at::randn({x.size(0), x.size(1), 1}, generator);
+        return (x.to(at::kFloat) * at::exp(3 * sizes)).to(x.scalar_type());
+    };
+    for (const int power : {0, 10, 13}) {
+        SCOPED_TRACE(power);
+        GdnCase c = bf16_case({0, 700}, 1, 2, 17);
+        c.S_start = c.dS_end = Tensor();
+        if (power == 0) {
+            c.inputs.v = tails(c.inputs.v);
+            c.d_o = tails(c.d_o);
+        } else {
+            c.d_o[400].select(1, 5).fill_(std::exp2(power));
+        }
+        if (power == 13) {
+            c.inputs.g.fill_(-2);
+        }
+        expect_close(run_all(*emulated(16)[0].make_call(c), c),
+                     run_all(GdnBackend::kReference, with_dtype(c, at::kDouble)), kFewBars,
+                     kFp16Bar);
+    }
+}
+
+// Nothing decays, and all adds up: 2,048 tokens of one key or query.
+TEST(HopperCall, Fp16HoldsWhatGrows) {
+    for (const bool reflects : {true, false}) {
+        SCOPED_TRACE(reflects);
+        GdnCase c = bf16_case({0, 2048}, 1, 1, 17);
+        c.S_start = c.dS_end = Tensor();
+        c.inputs.g.zero_();
+        const auto repeated = [](const Tensor& x) {
+            return x.slice(0, 0, 1).expand_as(x).contiguous();
+        };
+        c.inputs.q = repeated(c.inputs.q);
+        c.d_o = repeated(c.d_o);
+        c.inputs.beta.fill_(reflects ? 2.0 : 0.0);
+        if (reflects) {
+            const Tensor signs =
+                (1 - 2 * at::arange(2048).remainder(2)).view({-1, 1, 1}).to(at::kBFloat16);
+            c.inputs.k = c.inputs.q;
+            c.inputs.v = repeated(c.inputs.v) * signs;
+            c.d_o = c.d_o * signs;
+        }
+        for (const auto& [name, x] : run_all(*emulated(17)[0].make_call(c), c)) {
+            EXPECT_TRUE(x.isfinite().all().item<bool>()) << name;
+        }
+    }
+}
+
+// Heads first in memory, or q and k by turns.
+TEST(HopperCall, HeadsThatDoNotAdjoin) {
+    const GdnCase c = bf16_case({0, 70, 100}, 2, 4, 18);
+    const auto heads_first = [](const Tensor& x) {
+        return x.transpose(0, 1).contiguous().transpose(0, 1);
+    };
+    GdnCase apart = c;
+    apart.inputs.q = at::cat({c.inputs.q, c.inputs.k}, -1).narrow(2, 0, 128);
+    apart.inputs.k = heads_first(c.inputs.k);
+    apart.inputs.v = heads_first(c.inputs.v);
+    apart.d_o = heads_first(c.d_o);
+    const Tensors expected = run_all(*emulated(18)[0].make_call(c), c);
+    for (const auto& [name, x] : run_all(*emulated(18)[0].make_call(apart), apart)) {
+        EXPECT_TRUE(at::equal(x, expected.at(name))) << name;
+    }
+}
+
 // All a head's gradients may come from its states alone.
 TEST(HopperCall, FewTokens) {
     for (const std::int64_t tokens : {1, 2, 65}) {

@@ -95,8 +95,14 @@ struct Walk {
             largest.push_back(std::bit_cast<uint32_t>(most[head].item<float>()));
         }
     }
+    [[nodiscard]] float scale() const {
+        return static_cast<float>(problem.options.scale.value_or(1.0 / std::sqrt(128.0)));
+    }
     [[nodiscard]] int exponent(int64_t head) const {
-        return cuda::kFp16 ? cuda::exponent_of(largest[static_cast<std::size_t>(head)]) : 0;
+        return cuda::kFp16 ? cuda::exponent_of(
+                                 largest[static_cast<std::size_t>(head)],
+                                 cuda::room_of_gradients(scale(), problem.options.use_qk_l2norm))
+                           : 0;
     }
     void write_inverses() {
         const int64_t heads = problem.inputs.v.size(1);
@@ -163,8 +169,7 @@ Walk walk(const GdnCase& problem, const Run& run) {
         .gates = {in.g.data_ptr<float>(), in.g.stride(0), in.g.stride(1), in.beta.data_ptr(),
                   in.beta.stride(0), in.beta.stride(1), in.beta.scalar_type() == at::kBFloat16},
         .shape = {static_cast<int32_t>(in.q.size(0)), static_cast<int32_t>(in.q.size(1)),
-                  static_cast<int32_t>(heads), static_cast<int32_t>(w.chunks.size()),
-                  static_cast<float>(problem.options.scale.value_or(1.0 / std::sqrt(128.0))),
+                  static_cast<int32_t>(heads), static_cast<int32_t>(w.chunks.size()), w.scale(),
                   problem.options.use_qk_l2norm},
         .chunks = w.chunks.data(),
         .pieces = pieces.data(),

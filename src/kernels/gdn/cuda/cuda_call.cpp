@@ -46,8 +46,8 @@ class CudaCall final : public GdnCall {
                        ? cuda::fp16::launches()
                        : cuda::bf16::launches()),
           fp16_(&kernels_ == &cuda::fp16::launches()),
-          q_(with_copyable_rows(with_whole_rows(problem_.inputs.q))),
-          k_(with_copyable_rows(with_whole_rows(problem_.inputs.k))),
+          q_(with_adjoining_heads(with_whole_rows(problem_.inputs.q))),
+          k_(with_adjoining_heads(with_whole_rows(problem_.inputs.k))),
           v_(with_copyable_rows(with_whole_rows(problem_.inputs.v))),
           g_(problem_.inputs.g.to(at::kFloat)),
           beta_(problem_.inputs.beta.scalar_type() == at::kDouble
@@ -357,7 +357,7 @@ class CudaCall final : public GdnCall {
                    : nullptr;
     }
     [[nodiscard]] static at::Tensor rows_of_gradient(const at::Tensor& d_o) {
-        return with_copyable_rows(with_whole_rows(d_o.to(at::kBFloat16)));
+        return with_adjoining_heads(with_whole_rows(d_o.to(at::kBFloat16)));
     }
 
     void backward_of(const Part& part,

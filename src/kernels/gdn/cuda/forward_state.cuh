@@ -42,7 +42,7 @@ struct StateWarpgroup {
 
     HCP_DEVICE void start() {
         if constexpr (kFp16) {
-            exponent = Config::kSummary && identity ? 0 : exponent_of_head(p.largest + walk.head);
+            exponent = Config::kSummary && identity ? 0 : exponent_of_values(p.largest + walk.head);
         }
         if (Config::kRemake && !walk.from_start) {
             state.load_all(SegmentRun(p, walk, 0).checkpoint(p, walk, shared.rank));

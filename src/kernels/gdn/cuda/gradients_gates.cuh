@@ -23,8 +23,8 @@ HCP_DEVICE device::Float2 load_norms(const GradientsParams& p,
 
 /// Loaded here, not ahead: this warp has time, but no registers.
 HCP_DEVICE void store_powers(const GradientsParams& p, uint32_t to, int32_t head) {
-    const int of_gradients = exponent_of_head(p.largest_gradients + head);
-    const int both = of_gradients + exponent_of_head(p.largest + head);
+    const int of_gradients = exponent_of_gradients(p.largest_gradients + head, p.shape);
+    const int both = of_gradients + exponent_of_values(p.largest + head);
     device::store_shared(to + kPower, power_of_two_within(both));
     device::store_shared(to + kGradientPower, power_of_two_within(of_gradients));
     device::store_shared(to + kGradientDown, bf16_pair(power_of_two_within(-of_gradients)));

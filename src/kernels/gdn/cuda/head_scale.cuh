@@ -1,7 +1,7 @@
 #pragma once
 
 // Powers of two between numbers as they are and as fp16 operands hold them (docs/gdn-cuda.md,
-// "Powers of two").
+// "Operands").
 
 #include "kernels/gdn/cuda/operands.cuh"
 
@@ -27,17 +27,35 @@ struct Largest {
     }
 };
 
-/// Of a value head, from the bits of its largest magnitude, which 2^-exponent brings below 2^-3. In
-/// both directions a normal number, in bf16 too.
-HCP_DEVICE int exponent_of(uint32_t largest) {
-    constexpr int kRoom = 3, kMost = 120;
-    const int exponent = static_cast<int>(largest >> 23) - 126 + kRoom;
+/// Of a value head, from the bits of its largest magnitude, which 2^-exponent brings below 2^room.
+/// In both directions a normal number, in bf16 too.
+HCP_DEVICE int exponent_of(uint32_t largest, int room) {
+    constexpr int kMost = 120;
+    const int exponent = static_cast<int>(largest >> 23) - 126 - room;
     return largest == 0 ? 0 : exponent < -kMost ? -kMost : exponent > kMost ? kMost : exponent;
 }
+/// Of v and start states: R of 2,048 tokens without decay grows to 2^13 times |v| at most (beta 2,
+/// one key, v of changing sign), and fp16 ends at 2^16.
+constexpr int kRoomOfValues = 2;
+/// Of dO and end states' gradients: dR grows as far, times scale and |q|; without normalisation |q|
+/// is taken for sqrt(128).
+HCP_DEVICE int room_of_gradients(float scale, bool use_qk_l2norm) {
+    const uint32_t bits = device::bits_of(16.0F * scale) & 0x7fffffffU;
+    const int growth = static_cast<int>(bits >> 23) - 127;  // 0: of scale 1 / sqrt(128)
+    const int room = (use_qk_l2norm ? 5 : 2) - (growth > 0 ? growth : 0);
+    return room > -3 ? room : -3;
+}
 /// 0 for operands in bf16, which have no powers.
-HCP_DEVICE int exponent_of_head(const uint32_t* largest) {
+HCP_DEVICE int exponent_of_values(const uint32_t* largest) {
     if constexpr (kFp16) {
-        return exponent_of(device::load_global(largest));
+        return exponent_of(device::load_global(largest), kRoomOfValues);
+    }
+    return 0;
+}
+HCP_DEVICE int exponent_of_gradients(const uint32_t* largest, const Shape& shape) {
+    if constexpr (kFp16) {
+        return exponent_of(device::load_global(largest),
+                           room_of_gradients(shape.scale, shape.use_qk_l2norm));
     }
     return 0;
 }

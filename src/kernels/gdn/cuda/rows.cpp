@@ -25,6 +25,10 @@ at::Tensor with_copyable_rows(const at::Tensor& x) {
                       reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
     return fits ? x : x.clone(at::MemoryFormat::Contiguous);
 }
+at::Tensor with_adjoining_heads(const at::Tensor& x) {
+    return x.stride(1) == cuda::kHeadDim ? with_copyable_rows(x)
+                                         : x.clone(at::MemoryFormat::Contiguous);
+}
 cuda::RowsView rows_of(const at::Tensor& x) {
     return {.data = x.data_ptr(), .token_stride = x.stride(0), .head_stride = x.stride(1)};
 }

@@ -23,7 +23,7 @@ class StateGradientChain {
 
     HCP_DEVICE void run(const StateGradientParams& p, const StateGradientItem& item) {
         float state[64];
-        const int exponent = exponent_of_head(p.largest + item.head);
+        const int exponent = exponent_of_gradients(p.largest + item.head, p.shape);
         down_ = kFp16 ? device::shuffle(bf16_pair(power_of_two_within(-exponent)), 0) : 0;
         const int64_t offset = p.shape.state_offset(item.segment, item.head);
         const bool starts = item.from_boundary && p.d_end != nullptr;
@@ -31,7 +31,7 @@ class StateGradientChain {
                    power_of_two_within(-exponent));
         walk(state, item);
         if (item.to_start && p.d_start != nullptr) {
-            const int up = exponent_of_head(p.largest + item.head);
+            const int up = exponent_of_gradients(p.largest + item.head, p.shape);
             store_state(state, p.d_start + offset, shared_.rank, power_of_two_within(up));
         }
     }
