@@ -183,7 +183,8 @@ int main(int argc, char** argv) {
     DeviceTraits traits{};
     check(read_device_traits(0, traits), "device");
     // Summaries in parts, however few tokens, so that the sanitizer sees them joined.
-    const int64_t chunks_of_two = std::min(160, (tokens + kChunkTokens - 1) / kChunkTokens);
+    const int64_t chunks_of_two =
+        std::min(kChunksOfTwoSummaryParts, (tokens + kChunkTokens - 1) / kChunkTokens);
     const HostTables host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors,
                                              chunks_of_two),
                      kept_host = make_host_tables({0, tokens}, value_heads, traits.multiprocessors,

@@ -63,7 +63,7 @@ const char* launch_join(const CallView& call, const JoinView& view) {
     if (view.num_joins == 0) {
         return nullptr;
     }
-    const JoinParams p = join_params(call, view);
+    const JoinParams p = {view, call.shape};
     return run(join_grid(p), [&] { join_kernel(p); });
 }
 const char* launch_state_gradient(const CallView& call, const StateGradientView& view) {

@@ -1,6 +1,7 @@
 // What make_gdn_call hands to a backend: a checked problem. Internal to this folder.
 #pragma once
 
+#include "kernels/gdn/cuda/tables.h"
 #include "kernels/gdn/gdn.h"
 
 namespace hybridcp {
@@ -60,7 +61,7 @@ struct CudaLimits {
     std::int64_t kept_image_bytes = std::int64_t{640} << 20;
     /// A segment of so many chunks of 64 tokens is two parts for summaries: in parts a head that
     /// forgets nothing takes less time, but joining them is a launch more.
-    std::int64_t chunks_of_two_summary_parts = 160;
+    std::int64_t chunks_of_two_summary_parts = cuda::kChunksOfTwoSummaryParts;
     /// If no segment has more tokens, products take operands in fp16 rather than bf16: an eighth of
     /// the error, which few tokens do not average, in up to twice the time.
     std::int64_t fp16_tokens = 2048;

@@ -27,10 +27,11 @@ struct HostTables {
 };
 /// A segment of `chunks_of_two_summary_parts` or more is cut in parts for summaries. Forward keeps
 /// `kept_share` of each run.
-[[nodiscard]] HostTables make_host_tables(const std::vector<std::int64_t>& offsets,
-                                          std::int64_t value_heads,
-                                          int multiprocessors,
-                                          std::int64_t chunks_of_two_summary_parts = 160,
-                                          double kept_share = 0.0);
+[[nodiscard]] HostTables make_host_tables(
+    const std::vector<std::int64_t>& offsets,
+    std::int64_t value_heads,
+    int multiprocessors,
+    std::int64_t chunks_of_two_summary_parts = cuda::kChunksOfTwoSummaryParts,
+    double kept_share = 0.0);
 
 }  // namespace hybridcp::gdn

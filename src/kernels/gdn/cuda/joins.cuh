@@ -5,18 +5,13 @@
 // columns of one head; where they are zero so far, as those of forgotten parts are, it does not
 // multiply. Launch: kThreads, kSharedBytes, blocks(p) blocks.
 
+#include "kernels/gdn/cuda/launch.h"
 #include "kernels/gdn/cuda/problem.cuh"
 
 namespace hybridcp::gdn::cuda::HCP_OPERANDS {
 
-struct JoinParams {
+struct JoinParams : JoinView {
     Shape shape;
-    const Join* joins;
-    int32_t num_joins;
-    const float* transitions;  // M of all slots, [slots, heads, K, K]
-    float* states;             // S or dS of all slots, [slots, heads, K, V]; null: none
-    float* products;           // M again, to be joined, too; null: not
-    bool backwards;            // dS
 };
 
 struct Joining {

@@ -135,7 +135,7 @@ const char* launch_join(const CallView& call, const JoinView& view) {
     if (view.num_joins == 0) {
         return nullptr;
     }
-    const JoinParams p = join_params(call, view);
+    const JoinParams p = {view, call.shape};
     return launch(join_summaries, p, join_grid(p), call.stream);
 }
 

@@ -80,9 +80,10 @@ struct SummaryView {
 struct JoinView {
     const Join* joins;
     int32_t num_joins;
-    const float* transitions;
-    float *states, *products;
-    bool backwards;
+    const float* transitions;  // M of all slots, [slots, heads, K, K]
+    float* states;             // S or dS of all slots, [slots, heads, K, V]; null: none
+    float* products;           // M again, to be joined, too; null: not
+    bool backwards;            // dS
 };
 
 struct StateGradientView {

@@ -143,15 +143,6 @@ inline Grid magnitudes_grid(const MagnitudesParams& p) {
     return {Magnitudes::blocks(p), Magnitudes::kThreads, 0, 1};
 }
 
-inline JoinParams join_params(const CallView& call, const JoinView& view) {
-    return {.shape = call.shape,
-            .joins = view.joins,
-            .num_joins = view.num_joins,
-            .transitions = view.transitions,
-            .states = view.states,
-            .products = view.products,
-            .backwards = view.backwards};
-}
 inline Grid join_grid(const JoinParams& p) {
     return {Joining::blocks(p), Joining::kThreads, Joining::kSharedBytes, 1};
 }

@@ -10,6 +10,8 @@
 namespace hybridcp::gdn::cuda {
 
 constexpr int kChunkTokens = 64;
+/// CudaLimits (backends.h) says what for.
+constexpr int kChunksOfTwoSummaryParts = 160;
 constexpr int kHeadDim = 128;  // K and V
 
 /// A tile of 64 rows of 128 bytes with the 128-byte swizzle: element (row, column) of 2 bytes at
