@@ -129,17 +129,15 @@ TEST(GdnOnGpuExact, GraphsReplayOnNewContents) {
     }
 }
 
-/// Pieces of a head that forgets in one half alone reach back differently far.
+/// Pieces of a head that forgets in one half alone reach back differently far. In fp16, whose bars
+/// show it.
 TEST(GdnOnGpuExact, UnevenGates) {
-    const GdnCase c = uneven_case();
+    const GdnCase c = uneven_case(2100);  // two pieces
     const Tensors expected = run_all(GdnBackend::kReference, with_dtype(c, at::kDouble));
-    const std::map<std::string, double> bars{{"dk", 6e-3}, {"dbeta", 6e-3}, {"dg", 8e-3}};
     for (const double share : {0.0, 0.5, 1.0}) {
-        for (const std::int64_t fp16_tokens : {1, 2048}) {  // bf16, fp16
-            SCOPED_TRACE(fmt::format("share {}, {} tokens", share, fp16_tokens));
-            const auto call = gpu_variant(share, {.fp16_tokens = fp16_tokens}).make_call(c);
-            expect_close(run_all(*call, c), expected, bars, 5e-3);
-        }
+        SCOPED_TRACE(fmt::format("share {}", share));
+        const auto call = gpu_variant(share, {.fp16_tokens = 4096}).make_call(c);
+        expect_close(run_all(*call, c), expected, {{"dbeta", 5e-3}, {"dg", 4e-3}}, 3e-3);
     }
 }
 

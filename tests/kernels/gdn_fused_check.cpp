@@ -78,19 +78,19 @@ void check_bf16(const FusedCase& problem,
     }
 }
 
-GdnCase uneven_case() {
-    GdnCase c = bf16_case({0, 1000, 1020}, 1, 5, 17);
+GdnCase uneven_case(std::int64_t tokens) {
+    GdnCase c = bf16_case({0, tokens, tokens + 20}, 1, 5, 17);
     Tensor& g = c.inputs.g;
     g = g.to(at::kFloat) * 1e-3;
     g.select(1, 1).fill_(-0.2);
     g.select(1, 2).fill_(-0.06);
-    g.select(1, 3).slice(0, 512).fill_(-0.2);
-    g.select(1, 4).slice(0, 0, 512).fill_(-0.2);
+    g.select(1, 3).slice(0, tokens / 2).fill_(-0.2);
+    g.select(1, 4).slice(0, 0, tokens / 2).fill_(-0.2);
     return c;
 }
 
 void check_uneven_summaries(const FusedVariant& variant) {
-    GdnCase c = uneven_case();
+    GdnCase c = uneven_case(1000);
     c.inputs.beta = c.inputs.beta * 0.1;  // or nothing would be left of M
     c.options.summary_floor = GdnOptions::kFastSummary;
     const auto call = variant.make_call(c);

@@ -34,10 +34,10 @@ void check_bf16(const FusedCase& problem,
                 BarCount& count,
                 const Bf16Rule& rule = {});
 
-/// 1,000 tokens and 20 in bf16: one head forgets nothing, others do within a few chunks, or in one
-/// half of their segment alone.
-[[nodiscard]] GdnCase uneven_case();
-/// Its summaries, fast as context parallelism asks for them.
+/// Segments of `tokens` and 20 in bf16: one head forgets nothing, others do within a few chunks, or
+/// in one half of their segment alone.
+[[nodiscard]] GdnCase uneven_case(std::int64_t tokens);
+/// Summaries of it, of 1,000 tokens, fast as context parallelism asks for them.
 void check_uneven_summaries(const FusedVariant& variant);
 
 }  // namespace hybridcp::test
